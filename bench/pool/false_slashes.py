@@ -43,11 +43,11 @@ import stoker.verifying.replay
 from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
 from bench.pool.result_file import write_result
 from stoker.errors import PlaceFailed
-from stoker.pool.agent import blocks_of
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member
 from stoker.pool.commitment import Block, chain_head
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
 from stoker.pool.job_box import JobBox, read_order
+from stoker.pool.lease_replay import blocks_of
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.replay_check import FetchBlob, Making, check_block
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
@@ -189,9 +189,9 @@ class Checked:
             state = chain_head(previous, last.update, self.state_of(last))
             last = replace(last, block=number, previous=previous, state=state)
         try:
-            making = Making(box=self.box, before=before, block=last, fetch=self.fetch, host=host)
+            making = Making(box=self.box, before=before, block=last, fetch=self.fetch, host=host, is_same_class=True)
             at = [block.update for block in stretch[:-1]]
-            verdict = check_block(making, is_same_class=True, at=at)
+            verdict = check_block(making, at)
         except PlaceFailed as problem:
             return Counter({"not made": length}), problem.message
         counts[{True: "equal", False: "unequal", None: "undecided"}[verdict.equal]] += 1

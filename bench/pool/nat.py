@@ -13,13 +13,14 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -270,118 +271,139 @@ def job(epochs: float = 40) -> stoker.Job:
 """
 
 
+Lent = tuple[PoolClient, dict[str, dict[str, str]]]
+"""The operator's client, and the environment of each party, which has credits."""
+
+
+@contextmanager
+def lent(lab: NatLab, folder: Path, address: str, offers: dict[str, tuple[str, str]], *options: str) -> Iterator[Lent]:
+    """Agents that lend this machine, once all are there.
+
+    Args:
+        lab: where they are.
+        folder: of all files.
+        address: of the pool.
+        offers: place and price by name.
+        options: more words of each `stoker pool offer`.
+    """
+    operator = PoolClient(address, own_key("control", folder / "pool"))
+    home = {
+        name: {
+            **os.environ,
+            "STOKER_POOL": address,
+            "XDG_CONFIG_HOME": str(folder / name / "config"),
+            "XDG_CACHE_HOME": str(folder / name / "cache"),
+        }
+        for name in ("renter", *offers)
+    }
+    for name in home:
+        key = own_key("default", folder / name / "config" / "stoker" / "pool")
+        operator.post(on.Deposited(account=key.public, amount=100 * CREDIT))
+    agents = []
+    for name, (place, hour) in offers.items():
+        words = f"-m stoker pool offer --price {hour} --name {name} --no-measure --isolation bubblewrap --beat 1"
+        command = lab.command(place, sys.executable, *words.split(), "--folder", str(folder / f"at-{name}"), *options)
+        with (folder / f"{name}.log").open("w") as log:
+            agents.append(subprocess.Popen(command, env=home[name], stderr=log))
+    try:
+        _until(lambda: sum(one["is_present"] for one in operator.state("offers")) == len(offers), 60)
+        yield operator, home
+    finally:
+        for process in agents:
+            process.terminate()
+        for process in agents:
+            process.wait(60)
+
+
+def trained(lab: NatLab, place: str, folder: Path, home: Lent, words: str) -> dict[str, Any]:
+    """Train `job.py` of a folder with the pool, with these options; how it went, and what all have said."""
+    operator, environments = home
+    begun = time.monotonic()
+    command = "-m stoker train job.py --on pool --time-limit 20min --place-option forwarding=1usd --run-dir run"
+    done = subprocess.run(
+        lab.command(place, sys.executable, *command.split(), *words.split()),
+        check=False,
+        env=environments["renter"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=840,
+    )
+    leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
+    blocks = [one for lease in leases for one in lease["challenges"]]
+    return {
+        "exit_code": done.returncode,
+        "took_s": round(time.monotonic() - begun, 1),
+        "networks": {one["offer"]["offer_id"]: one["network"] for one in operator.state("offers")},
+        "leases": [
+            {
+                "state": one["state"],
+                "reason": one["reason"],
+                "blocks": len(one["commitments"]),
+                "messages": len(one["messages"]),
+                "bulk": one["bulk"],
+                "forwarded_credits": one["forwarded_credits"],
+            }
+            for one in leases
+        ],
+        "replays_equal": sum(one["equal"] is True for one in blocks),
+        "replays": len(blocks),
+        "log": audit(folder / "pool" / "log.db").problem or "right",
+        "at_home": (folder / "run" / "model.safetensors").exists(),
+        "renter_said": done.stderr.splitlines()[-3:],
+        **{
+            f"{name}_said": (folder / f"{name}.log").read_text().splitlines()[1:]
+            for name in environments
+            if name != "renter"
+        },
+    }
+
+
+def _folder_with(job_file: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="stoker-nat-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "job.py").write_text(job_file)
+    return folder
+
+
 def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40) -> dict[str, Any]:
     """A job from home b, run by an agent in home a, each block replayed by an agent on the internet.
 
     `a`, `b`: the NATs; `price`: of a GiB that goes through the pool, on which the renter spends a credit at most.
     """
-    folder = Path(tempfile.mkdtemp(prefix="stoker-nat-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    (folder / "job.py").write_text(JOB)
+    folder = _folder_with(JOB)
+    offers = {"agent": ("home-a", "0.40usd/h"), "checker": ("internet", "4usd/h")}
+    words = f"--verify 100% --set epochs={epochs} --place-option block=8s --place-option window=30min"
     with (
         NatLab(a, b) as lab,
         lab.entered("internet"),
         lab.serving(folder / "pool", "--forward-price", price) as address,
+        lent(lab, folder, address, offers) as home,
     ):
-        operator = PoolClient(address, own_key("control", folder / "pool"))
-        home = {
-            name: {
-                **os.environ,
-                "STOKER_POOL": address,
-                "XDG_CONFIG_HOME": str(folder / name / "config"),
-                "XDG_CACHE_HOME": str(folder / name / "cache"),
-            }
-            for name in ("renter", "agent", "checker")
-        }
-        for name in home:
-            key = own_key("default", folder / name / "config" / "stoker" / "pool")
-            operator.post(on.Deposited(account=key.public, amount=100 * CREDIT))
-        offers = []
-        for name, place, hour in (("agent", "home-a", "0.40usd/h"), ("checker", "internet", "4usd/h")):
-            words = (
-                "-m",
-                "stoker",
-                "pool",
-                "offer",
-                "--price",
-                hour,
-                "--name",
-                name,
-                "--no-measure",
-                "--isolation",
-                "bubblewrap",
-                "--folder",
-                str(folder / f"at-{name}"),
-                "--beat",
-                "1",
-            )
-            with (folder / f"{name}.log").open("w") as log:
-                offers.append(subprocess.Popen(lab.command(place, sys.executable, *words), env=home[name], stderr=log))
-        try:
-            _until(lambda: sum(one["is_present"] for one in operator.state("offers")) == 2, 60)
-            networks = {one["offer"]["offer_id"]: one["network"] for one in operator.state("offers")}
-            begun = time.monotonic()
-            done = subprocess.run(
-                lab.command(
-                    "home-b",
-                    sys.executable,
-                    "-m",
-                    "stoker",
-                    "train",
-                    str(folder / "job.py"),
-                    "--on",
-                    "pool",
-                    "--verify",
-                    "100%",
-                    "--set",
-                    f"epochs={epochs}",
-                    "--time-limit",
-                    "20min",
-                    "--place-option",
-                    "block=8s",
-                    "--place-option",
-                    "window=30min",
-                    "--place-option",
-                    "forwarding=1usd",
-                    "--run-dir",
-                    str(folder / "run"),
-                ),
-                check=False,
-                env=home["renter"],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=840,
-            )
-            leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
-            blocks = [one for lease in leases for one in lease["challenges"]]
-            return {
-                "exit_code": done.returncode,
-                "took_s": round(time.monotonic() - begun, 1),
-                "networks": networks,
-                "leases": [
-                    {
-                        "state": one["state"],
-                        "reason": one["reason"],
-                        "blocks": len(one["commitments"]),
-                        "bulk": one["bulk"],
-                        "forwarded_credits": one["forwarded_credits"],
-                    }
-                    for one in leases
-                ],
-                "replays_equal": sum(one["equal"] is True for one in blocks),
-                "replays": len(blocks),
-                "log": audit(folder / "pool" / "log.db").problem or "right",
-                "at_home": (folder / "run" / "model.safetensors").exists(),
-                "renter_said": done.stderr.splitlines()[-3:],
-                "agent_said": (folder / "agent.log").read_text().splitlines()[1:],
-                "checker_said": (folder / "checker.log").read_text().splitlines()[1:],
-            }
-        finally:
-            for process in offers:
-                process.terminate()
-            for process in offers:
-                process.wait(60)
+        return trained(lab, "home-b", folder, home, words)
+
+
+def gang(a: Any = "cone", b: Any = "cone", *, parted: bool = False, epochs: int = 6) -> dict[str, Any]:
+    """A job of two sites, from the internet, run by an agent in each home, whose messages have 17 MB.
+
+    `a`, `b`: the NATs; `parted`: once the link between the homes was measured, nothing goes from one to the other.
+    """
+    sync = 'sync=stoker.DiLoCo(every=stoker.updates(24), compress="none"), batch=128,'
+    folder = _folder_with(JOB.replace("1400", "2048").replace("batch=128,", sync))
+    offers = {"a": ("home-a", "0.40usd/h"), "b": ("home-b", "0.40usd/h")}
+    with (
+        NatLab(a, b) as lab,
+        lab.entered("internet"),
+        lab.serving(folder / "pool") as address,
+        lent(lab, folder, address, offers) as home,
+    ):
+        with suppress(TimeoutError):  # where there is no path, none is listed
+            _until(lambda: len(home[0].state("links")) == 2, 60)
+        links = home[0].state("links")
+        if parted:
+            lab.part()
+        words = f"--verify none --set epochs={epochs} --place-option agents=2 --place-option block=20s"
+        return {"links": links, **trained(lab, "internet", folder, home, words)}
 
 
 def _until(is_so: Any, limit_s: float) -> None:
@@ -413,6 +435,9 @@ STAGES = {
     "cuts": cuts,
     "job": job,
     "job, agent behind a symmetric NAT": lambda: job("symmetric", price="0.05usd"),
+    "gang": gang,
+    "gang behind symmetric NATs": lambda: gang("symmetric", "symmetric"),
+    "gang whose path is gone": lambda: gang(parted=True),
 }
 
 
@@ -428,6 +453,7 @@ def main() -> None:
     out = given.out or Path(__file__).parents[1] / "results" / f"pool_nat_{today}.json"
     result = json.loads(out.read_text()) if out.exists() else {}
     result |= {
+        "command": shlex.join(["python", "-m", "bench.pool.nat", *given.stages]),
         "date": today,
         "machine": {
             "cpus": os.cpu_count(),

@@ -158,6 +158,15 @@ class NatLab:
             "add table ip cut; add chain ip cut dropped { type filter hook forward priority -10; policy drop; }",
         )
 
+    def part(self) -> None:
+        """Drop every packet from one home to the other; both still reach the internet."""
+        self.run(
+            "router-a",
+            "nft",
+            "add table ip part; add chain ip part dropped { type filter hook forward priority -10; }; "
+            "add rule ip part dropped ip daddr 10.77.0.3 drop; add rule ip part dropped ip saddr 10.77.0.3 drop",
+        )
+
     def mend(self, side: str) -> None:
         """Let packets through again."""
         self.run(f"router-{side}", "nft", "delete", "table", "ip", "cut")

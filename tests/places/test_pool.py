@@ -26,12 +26,12 @@ from bench.pool.local_pool import LocalPool
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.pool import events as on
-from stoker.pool.agent import blocks_of, made_again, replay_lease
 from stoker.pool.bisection import Bisection, Party, Side, points
 from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import KINDS, Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, order_of
+from stoker.pool.lease_replay import blocks_of, made_again, replay_lease
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import (
     Making,
@@ -190,10 +190,11 @@ def searched(
     """The search for the first update on which both sides differ, each of which makes a block in a box of its own."""
 
     def making(box_type: type[JobBox], name: str) -> Any:
-        return made_again(pool, lease["lease_id"], number, folder=folder / name, host=host, box_type=box_type)  # type: ignore[arg-type]
+        where = {"folder": folder / name, "host": host, "own_class": "same", "box_type": box_type}
+        return made_again(pool, lease["lease_id"], number, **where)  # type: ignore[arg-type]
 
     with making(sides["verifier"], "verifier") as (_, block):
-        made = check_block(block, is_same_class=True).made
+        made = check_block(block).made
         begin, high = block.begin, block.block.update
     search = Bisection(begin=begin, low=begin, high=high, agent=Side(), verifier=Side(end=made))
     while not search.is_ready:
@@ -234,7 +235,7 @@ def test_the_first_wrong_update_of_a_cheat_is_found_and_made_by_an_arbiter(folde
     box_type = cheating(cheat).box_type
     making, search = searched(pool, lease, number, folder, host, {"agent": box_type, "verifier": JobBox})
     assert search.update == FIRST_WRONG[cheat](search.begin)
-    verdict = check_update(making, search, is_same_class=True)
+    verdict = check_update(making, search)
     assert (verdict.equal, verdict.made) == (False, search.verifier.end), verdict.why
     assert with_other_instructions(making, search) is False
 
@@ -248,7 +249,7 @@ def test_the_first_wrong_update_of_two_devices_is_found(folder, host):
     box_type = cheating("skip").box_type
     making, search = searched(pool, lease, 0, folder, host, {"agent": box_type, "verifier": JobBox})
     assert search.update == FIRST_WRONG["skip"](search.begin)
-    verdict = check_update(making, search, is_same_class=True)
+    verdict = check_update(making, search)
     assert (verdict.equal, verdict.made) == (False, search.verifier.end), verdict.why
 
 
@@ -260,7 +261,7 @@ def test_a_lying_verifier_is_found_wrong_by_the_arbiter(folder, host):
     sides: dict[Party, type[JobBox]] = {"agent": JobBox, "verifier": cheating("skip").box_type}
     making, search = searched(pool, lease, 1, folder, host, sides)
     assert search.update == FIRST_WRONG["skip"](search.begin)
-    verdict = check_update(making, search, is_same_class=True)
+    verdict = check_update(making, search)
     assert (verdict.equal, verdict.made) == (True, search.agent.end), verdict.why
     assert with_other_instructions(making, search) is True
 
@@ -275,8 +276,8 @@ def with_other_instructions(making: Making, search: Bisection) -> bool | None:
             settings = {**program.environment, "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ATEN_CPU_CAPABILITY": "default"}
             return replace(program, environment=settings)
 
-    other = replace(making, box=Rounding(box.folder, box.order))
-    verdict = check_update(other, search, is_same_class=False)
+    other = replace(making, box=Rounding(box.folder, box.order), is_same_class=False)
+    verdict = check_update(other, search)
     if "avx2" in Path("/proc/cpuinfo").read_text():
         assert "relative difference" in verdict.why
         assert not verdict.made

@@ -116,7 +116,7 @@ class FakePool:
         (self.folder / digest).write_bytes(content)
         return digest
 
-    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None, **_: Any) -> None:
         """Copy a blob."""
         self._answer()
         shutil.copyfile(self.folder / digest, target)

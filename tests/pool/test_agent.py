@@ -16,12 +16,14 @@ import pytest
 from stoker.errors import BadRun, NoDevice, PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, determinism_class, lent_devices, offer_of, replay_lease
+from stoker.pool import lease_replay
+from stoker.pool.agent import Agent, Lending, determinism_class, lent_devices, offer_of
 from stoker.pool.bisection import Bisection, Side
 from stoker.pool.events import sha256
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
+from stoker.pool.lease_replay import replay_lease
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import Making, ReplayVerdict
 from stoker.pool.rules.disputes import draw_message
@@ -314,7 +316,7 @@ def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkey
         limits.append(making.host.limits.time_s)
         return ReplayVerdict(equal=None, why="not looked at")
 
-    monkeypatch.setattr(agent_module, "check_block", check)
+    monkeypatch.setattr(lease_replay, "check_block", check)
     monkeypatch.setattr(JobBox, "make", lambda *_: None)
     for ran_s in (30, 90, 10**9):
         lease["running_s"] = ran_s

@@ -287,7 +287,7 @@ def test_a_part_of_the_disk_stays_free(
     asked = []
 
     class Pool:
-        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None, **_: Any) -> None:
             asked.append(most_bytes)
             target.write_bytes(b"")
 

@@ -668,6 +668,31 @@ def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("status", ["200 OK", "425 Too Early"])
+def test_a_blob_that_is_not_wanted_any_more_is_not_waited_for(tmp_path: Path, status: str) -> None:
+    """Neither the rest of one that is coming, nor one that its holder is said to be sending to the pool."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 50\r\n\r\n{{}}".encode())
+                is_over.set()
+                connection.shutdown(socket.SHUT_WR if status.startswith("425") else socket.SHUT_RD)
+                has_ended.wait(60)
+
+        has_ended, thread = threading.Event(), threading.Thread(target=answer)
+        thread.start()
+        client = PoolClient(PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "a" * 64), Key.made())
+        with pytest.raises((PlaceUnreachable, Refused), match=r"not wanted any more|status 425"):
+            client.get_blob("b" * 64, tmp_path / "blob", is_over=is_over)
+        has_ended.set()
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_keys_are_files_for_one_user(tmp_path: Path) -> None:
     """Made once, closed to others, and refused if others can read them or they are damaged."""
     key = own_key("mine", tmp_path / "keys")

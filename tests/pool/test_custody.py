@@ -28,8 +28,8 @@ from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import CHAIN_PREFIX, least_deadline_s, pay_for
 from stoker.pool.events import CREDIT, Refused, draft_of, sha256
 from stoker.pool.keys import Key, own_key
-from stoker.pool.merkle_root import merkle_root
 from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import merkle_root
 from tests.pool.book import ORDER, Book, offer, opened
 from tests.pool.quick_chain import QuickChain, signers
 from tests.pool.server import in_thread, until

@@ -12,7 +12,7 @@ from stoker.pool import events as on
 from stoker.pool import watch
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, RELEASED
+from stoker.pool.lease import ACCEPT_S, RELEASED, SAVES_NOTHING, WAITED
 from stoker.pool.rules import apply
 from stoker.pool.state import State
 from tests.pool.book import Book, offer, opened
@@ -210,6 +210,37 @@ def test_a_site_that_is_lost_gets_its_next_lease_alone() -> None:
     book.pass_time(10)
     book.post(book.third, on.Beat(lease_id="run-s1.1", index=0, running_s=5))
     assert book.state.gangs["gang"].leases == (("run-s0.0",), ("run-s1.0", "run-s1.1"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "other_sent", "waits_s", "verify", "num_left"),
+    [
+        (WAITED, False, 900, 0.1, 0),
+        ("failed: no message came for an hour", False, 900, 0.0, 0),  # the log shows it, whatever the reason
+        (WAITED, True, 900, 0.1, 0),  # it may be none, or held back: not paid either, and blamed on nobody here
+        (WAITED, True, 900, 0.0, 1),
+        (SAVES_NOTHING, True, 900, 0.1, 1),
+        (WAITED, False, 300, 0.1, 1),
+    ],
+)
+def test_a_site_that_waits_in_vain_leaves_without_a_mark(
+    reason: str, other_sent: bool, waits_s: int, verify: float, num_left: int
+) -> None:
+    """For a message of another site, and for long; who is waited for is not excused."""
+    book = GangBook()
+    book.post(book.renter, on.GangOpened(leases=tuple(site(each, verify_fraction=verify) for each in (0, 1))))
+    for number, key in enumerate(book.agents):
+        book.post(key, on.Accepted(lease_id=f"run-s{number}.0"))
+    book.post(book.agent, on.Sent(lease_id="run-s0.0", update=4, fragment=0, blob=sha256(b"0")))
+    if other_sent:
+        book.post(book.other, on.Sent(lease_id="run-s1.0", update=4, fragment=0, blob=sha256(b"1")))
+    book.pass_time(waits_s)
+    for number, key in enumerate(book.agents):
+        book.post(key, on.Beat(lease_id=f"run-s{number}.0", index=0, running_s=waits_s))
+    book.post(book.agent, on.Closed(lease_id="run-s0.0", reason=reason))
+    book.post(book.other, on.Closed(lease_id="run-s1.0", reason=reason))
+    has_excuse = other_sent and num_left == 0
+    assert [book.state.record_of(key.public).left for key in book.agents] == [num_left, 0 if has_excuse else 1]
 
 
 def test_the_first_message_of_an_exchange_stands() -> None:

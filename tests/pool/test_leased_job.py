@@ -20,7 +20,7 @@ from stoker.pool.client import PoolClient, _Busy
 from stoker.pool.isolation import HOST_FULL, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.keys import Key
-from stoker.pool.lease import SAVES_NOTHING
+from stoker.pool.lease import SAVES_NOTHING, WAITED
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.sealing import seal
 from stoker.records.codec import dumps
@@ -486,16 +486,28 @@ def test_a_block_is_paid_up_to_its_commitment(job: Job, pool: SlowPool) -> None:
     assert posted[-2].running_s >= 7
 
 
-def test_a_job_that_waits_for_another_site_does_not_pass_for_one_that_saves_nothing(job: Job, pool: SlowPool) -> None:
-    """Its agent leaves as well; but two of those in a row say nothing about the job, and do not end its run."""
+@pytest.mark.parametrize(("waited_s", "reason"), [(600.0, WAITED), (30.0, SAVES_NOTHING)])
+def test_a_wait_for_another_site_is_told_from_a_job_that_saves_nothing(
+    job: Job, pool: SlowPool, waited_s: float, reason: str
+) -> None:
+    """Two agents in a row that leave a job without checkpoints end its run; an exchange that goes on is no excuse."""
     job._is_checked = True
-    carrier: Any = SimpleNamespace(is_waiting=True, problem=None, close=lambda: None, join=lambda _: None)
+    carrier: Any = SimpleNamespace(waited_s=waited_s, problem=None, close=lambda: None, join=lambda _: None)
     job._carrier = carrier
     job._began -= 1000
     job.tick()
-    reason = pool.leases["job.0"]["reason"]
-    assert reason.startswith("refused: it has waited for another site for 16")
-    assert not reason.startswith(SAVES_NOTHING)
+    assert pool.leases["job.0"]["reason"].startswith(reason)
+
+
+def test_a_site_that_waits_does_not_stay_for_a_block_that_is_not_taken(job: Job, pool: SlowPool) -> None:
+    """The pool takes none before it has all messages of its exchanges, and ends a lease that commits nothing."""
+    job._is_checked = True
+    carrier: Any = SimpleNamespace(waited_s=600.0, problem=None, close=lambda: None, join=lambda _: None)
+    block: Any = None
+    job._carrier, job._kept, job._sends_from = carrier, ((0, 10), block), float("inf")
+    job._began -= 1000
+    job.tick()
+    assert pool.leases["job.0"]["reason"].startswith(WAITED)
 
 
 def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:
@@ -560,12 +572,46 @@ def test_a_notice_waits_for_the_pool(job: Job, pool: SlowPool) -> None:
     assert len(pool.of(on.Reclaiming)) == 1
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_lease_ends_while_what_its_job_needs_is_on_its_way(
+    pool: SlowPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, heeds: bool
+) -> None:
+    """A fetch is broken off; one that hangs is not waited for, and leaves nothing behind once it is over."""
+    arrived, is_fetching = threading.Event(), threading.Event()
+
+    def get_blob(_: str, target: Path, *, is_over: threading.Event, **__: Any) -> None:
+        is_fetching.set()
+        assert (is_over if heeds else arrived).wait(60)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"late")
+
+    class Fetched(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *more: Any) -> Given:
+            more[0]("1" * 64)
+            return super().make(folder, order)
+
+    monkeypatch.setattr(pool, "get_blob", get_blob)
+    monkeypatch.setattr(leased_job, "_ENDS_S", 60.0 if heeds else 0.0)
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    job = Job("job.0", "0" * 64, tmp_path / "lease", pool, host=host)  # type: ignore[arg-type]
+    job.box_type = Fetched
+    job.begin(ORDER)
+    assert is_fetching.wait(60)
+    job.end("stopped")
+    assert job.is_over
+    arrived.set()
+    assert job._preparing is not None
+    job._preparing.join(60)
+    assert not (tmp_path / "lease").exists()
+
+
 def test_a_blob_is_fetched_within_the_limit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An order that names a huge blob does not fill the owner's disk before anything is looked at."""
     asked = []
 
     class Pool:
-        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None, **_: Any) -> None:
             asked.append(most_bytes)
             raise PlaceFailed("larger")
 

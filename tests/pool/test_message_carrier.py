@@ -317,13 +317,45 @@ def test_a_site_that_goes_on_elsewhere_sends_the_same_or_nothing(tmp_path: Path)
     ],
 )
 def test_what_another_site_sends_is_checked(tmp_path: Path, content: bytes, text: str) -> None:
-    """Only the message that its agent signed for gets into the box."""
-    carried = Carried(tmp_path)
+    """Only the message that its agent signed for gets into the box; another one is fetched once, and ends no lease."""
+    carried, told = Carried(tmp_path), list[str]()
+    carried.carrier._tell = told.append
     carried.write(4)
     carried.sent_by_other(4, content)
-    with pytest.raises(BadRun, match=text):
+    for _ in range(3):
         carried.carrier.carry()
     assert carried.names == [message_name(4, 0, 0)]
+    assert len(carried.fetched) == len(told) == 1
+    assert text in told[0]
+    assert carried.carrier.waited_s > 0
+    assert not [*carried.cache.iterdir()]
+
+
+def test_what_is_no_message_is_shown_to_the_pool(direct: Carried) -> None:
+    """Where its signer does not send it there: blocks rest on it, and a replay of the signer's own block reads it."""
+    direct.write(4)
+    direct.sent_by_other(4, b"no message")
+    for _ in range(2):
+        direct.carrier.carry()
+    assert (hashlib.sha256(b"no message").hexdigest(), "run-s1.0") in direct.pool.copied
+    assert not [*direct.cache.iterdir()]
+
+
+def test_it_is_known_for_how_long_another_site_is_waited_for(tmp_path: Path) -> None:
+    """From the first look without its message to the one that finds it."""
+    carried = Carried(tmp_path)
+    carried.carrier.carry()
+    assert carried.carrier.waited_s == 0
+    carried.write(4)
+    carried.carrier.carry()
+    since_s = carried.carrier._waits_since_s
+    assert since_s is not None
+    carried.carrier.carry()
+    assert carried.carrier._waits_since_s == since_s
+    carried.sent_by_other(4)
+    for _ in range(2):
+        carried.carrier.carry()
+    assert carried.carrier.waited_s == 0
 
 
 def test_a_job_that_puts_a_link_in_the_place_of_its_folder(tmp_path: Path) -> None:

@@ -474,10 +474,9 @@ def test_a_renter_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest
         tree = pool.open()
         assert pool.renter.peer is not None
         pool.renter.peer.close()
-        monkeypatch.setattr(pool_client, "_FORWARDED_S", 0.5)
         monkeypatch.setattr(pool_client, "_RETRY_S", 0.1)
         with pytest.raises(Refused, match="who is not connected") as caught:
-            pool.agent.get_blob(tree, tmp_path / "got")
+            pool.agent.get_blob(tree, tmp_path / "got", patience_s=0.5)
         assert pool_client.is_passing(caught.value)
         again = Peer(pool.renter, tmp_path / "renter", keeps=True)
         assert again.wait_ready(20)

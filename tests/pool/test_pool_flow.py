@@ -19,12 +19,13 @@ from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
 from stoker.pool import control_plane, presence, rented_run, renting, watch
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, evidence_of
+from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.keys import Key
+from stoker.pool.lease_replay import evidence_of
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER

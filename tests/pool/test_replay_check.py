@@ -57,8 +57,8 @@ def checked(folder: Path, answer: dict[str, Any], *, disk_bytes: int = 1 << 20) 
     box: Any = SimpleNamespace(aside=folder / "aside", order=ALONE, replay=lambda *_, **__: None)
     out = json.dumps(answer).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=disk_bytes), run=lambda _: (2, out, b""))
-    making = Making(box=box, before=None, block=block, fetch=lambda digest, **_: folder / "blobs" / digest, host=host)
-    return check_block(making, is_same_class=True)
+    fetch = lambda digest, **_: folder / "blobs" / digest  # noqa: E731
+    return check_block(Making(box=box, before=None, block=block, fetch=fetch, host=host, is_same_class=True))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,9 @@ def test_a_sealed_block_is_opened_with_the_key_of_its_commitment(tmp_path: Path,
     box: Any = SimpleNamespace(aside=tmp_path / "aside", order=ALONE, replay=lambda *_, **__: None)
     client: Any = FakePool(tmp_path / "blobs")
     block = replace(block, seal="7" * 64 if lies else block.seal)
-    making = Making(box=box, before=None, block=block, fetch=BlobCache(client, tmp_path / "got").fetch, host=host)
-    assert check_block(making, is_same_class=True).equal is not lies
+    fetch = BlobCache(client, tmp_path / "got").fetch
+    making = Making(box=box, before=None, block=block, fetch=fetch, host=host, is_same_class=True)
+    assert check_block(making).equal is not lies
 
 
 def test_a_block_that_is_too_large_for_a_verifier(tmp_path) -> None:
@@ -136,10 +137,10 @@ def test_a_state_that_one_side_supplied_suffices(tmp_path, bad: str, cheat: str)
     answer = json.dumps({"manifest": to_json(made), "states": [made.state_digest()]}).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=1 << 20), run=lambda _: (0, answer, b""))
     box: Any = SimpleNamespace(aside=tmp_path / "aside", order=ALONE, replay=lambda *_, **__: None)
-    making = Making(box=box, before=None, block=block, fetch=fetch, host=host)
+    making = Making(box=box, before=None, block=block, fetch=fetch, host=host, is_same_class=True)
     right = Side(end=made.state_digest(), before="good", after="good")
     wrong = Side(end=sha256(b"wrong"), before=bad, after=bad)
     agent, verifier = (wrong, right) if cheat == "agent" else (right, wrong)
     low_state = agreed.state_digest()
     search = Bisection(begin=0, low=6, high=7, low_state=low_state, agent=agent, verifier=verifier)
-    assert check_update(making, search, is_same_class=True).equal is (cheat == "verifier")
+    assert check_update(making, search).equal is (cheat == "verifier")

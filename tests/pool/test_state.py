@@ -15,10 +15,9 @@ from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
 from stoker.pool.lease import MOST_COMMITMENTS, STALLED, STALLED_S, TRANSITIONS, Lease, run_of
-from stoker.pool.merkle_root import merkle_root
 from stoker.pool.rules import apply
 from stoker.pool.rules.disputes import draw_message
-from stoker.pool.state import State
+from stoker.pool.state import State, merkle_root
 from stoker.pool.watch import due
 from stoker.units import GIB
 from tests.pool.book import Book, offer, opened

@@ -274,7 +274,7 @@ def _updates(
     for one in pool.typed_lease(lease).found_updates:
         if one.block != number:
             continue
-        verdict = pool.arbitrate_lease(
+        verdict = pool.replay_lease(
             client, one.lease_id, number, against=one.verifier, folder=folder, host=host, own_class=own_class
         )
         found.append({**to_json(one), "equal": verdict.equal, "why": verdict.why, "made": verdict.made})

@@ -12,13 +12,10 @@ from stoker.imports import on_first_use
 if TYPE_CHECKING:
     from stoker.pool.agent import Agent as Agent
     from stoker.pool.agent import Lending as Lending
-    from stoker.pool.agent import arbitrate_lease as arbitrate_lease
     from stoker.pool.agent import determinism_class as determinism_class
-    from stoker.pool.agent import evidence_of as evidence_of
     from stoker.pool.agent import lent_devices as lent_devices
-    from stoker.pool.agent import replay_lease as replay_lease
-    from stoker.pool.agent import typed_lease as typed_lease
     from stoker.pool.answers import read_offer as read_offer
+    from stoker.pool.answers import typed_lease as typed_lease
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient
     from stoker.pool.contract.custody import ChainSettings as ChainSettings
@@ -50,6 +47,8 @@ if TYPE_CHECKING:
     from stoker.pool.isolation import best_isolation as best_isolation
     from stoker.pool.keys import own_key as own_key
     from stoker.pool.keys import read_key as read_key
+    from stoker.pool.lease_replay import evidence_of as evidence_of
+    from stoker.pool.lease_replay import replay_lease as replay_lease
     from stoker.pool.link_probe import MeasuredLink as MeasuredLink
     from stoker.pool.link_probe import measured_link as measured_link
     from stoker.pool.log import audit as audit

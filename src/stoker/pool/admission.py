@@ -203,7 +203,7 @@ class Admission:
 
     def _is_shown(self, lease: Lease, digest: str) -> bool:
         """Whether a message that a lease has sent is here, and its gang may read it."""
-        return self._blobs.path(digest).is_file() and lease.agent in self._blobs.senders(digest)
+        return self._blobs.path(digest).is_file() and lease.agent in self._leases.readers(digest)
 
     def _require_begin(self, body: on.VerdictGiven) -> None:
         """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.

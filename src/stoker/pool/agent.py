@@ -18,7 +18,6 @@ FOLDER/leases/LEASE/     box, run, output of a lease
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -29,8 +28,8 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,10 +38,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from stoker.devices import planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
+from stoker.pool.answers import typed_lease
 from stoker.pool.bisection import Bisection, points
-from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient, is_passing
-from stoker.pool.commitment import Block
 from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof, LocalDevice
 from stoker.pool.isolation import (
@@ -54,16 +52,16 @@ from stoker.pool.isolation import (
     cpu_s_of,
     remove_tree,
 )
-from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_EVIDENCE_BYTES, VERDICT_S, Lease
-from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
+from stoker.pool.job_box import JobBox, PoolOrder, missing_packages
+from stoker.pool.lease import BEAT_S, MOST_BLOCK_S
+from stoker.pool.lease_replay import blocks_of, made_again, replay_lease
+from stoker.pool.leased_job import LeasedJob
 from stoker.pool.link_probe import MeasuredLink
-from stoker.pool.message_carrier import known_messages
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
 from stoker.pool.probed_device import ProbedDevice
-from stoker.pool.replay_check import Making, ReplayVerdict, check_block, check_update, supplied_states, traced_block
+from stoker.pool.replay_check import supplied_states, traced_block
 from stoker.records import Device
-from stoker.records.codec import digest, from_json, parsed, printable
+from stoker.records.codec import digest, printable
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
@@ -645,11 +643,11 @@ class Agent:
     def _replay(self, lease_id: str, block: int, against: str) -> None:
         """Make a block of another agent's run again, or as an arbiter one update of it, and say what came of it."""
         try:
-            what = replay_lease if not against else functools.partial(arbitrate_lease, against=against)
-            verdict = what(
+            verdict = replay_lease(
                 self.client,
                 lease_id,
                 block,
+                against=against,
                 folder=self.folder / "checks",
                 host=replace(self.host, started=self._began_replay),
                 own_class=determinism_class(self.device, self.lending.num_devices),
@@ -759,163 +757,3 @@ def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:
     of_lease = f"of site {int(lease.get('site', 0))}" if lease.get("gang") else "of no gang"
     if of_order != of_lease:
         raise BadJob(f"its order is {of_order}, and the lease {of_lease}")
-
-
-def typed_lease(lease: dict[str, Any]) -> Lease:
-    """A lease as a record, of which fields that this version does not know are left out."""
-    return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
-
-
-def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
-    """The blocks of a lease in order, each with the head before it."""
-    blocks, head = list[Block](), order.resume_head
-    for commitment in lease["commitments"]:
-        blocks.append(
-            Block(
-                block=int(commitment["block"]),
-                update=int(commitment["update"]),
-                state=str(commitment["state"]),
-                blob=str(commitment["blob"]),
-                previous=head,
-                seal=str(commitment.get("seal", "")),
-            )
-        )
-        head = blocks[-1].state
-    return blocks
-
-
-def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: Path) -> list[dict[str, Any]]:
-    """What verifiers of block `number` of a lease recorded, as far as it is there.
-
-    Each has `verifier`, `equal`, `why`, `made`, and of an arbiter the `update`. Their words are theirs: only that they
-    were recorded for this verdict is checked.
-    """
-    found, cache = [], BlobCache(client, folder / "evidence", MOST_EVIDENCE_BYTES)
-    for one in lease["challenges"]:
-        if int(one["block"]) != number or not one["evidence"]:
-            continue
-        with suppress(StokerError, ValueError, TypeError, LookupError):  # it was not kept, or is not JSON
-            record = parsed(cache.whole(str(one["evidence"]), MOST_EVIDENCE_BYTES))
-            found.append(
-                {
-                    "verifier": str(one["verifier"]),
-                    "equal": bool(one["equal"]),
-                    "why": printable(str(record["why"]))[:1000],
-                    "made": str(one["made"]),
-                    **({"update": int(one["update"])} if one.get("update") else {}),
-                }
-            )
-    cache.clear()
-    return found
-
-
-@contextmanager
-def made_again(
-    client: PoolClient,
-    lease_id: str,
-    number: int,
-    *,
-    folder: Path,
-    host: Host,
-    own_class: str = "",
-    box_type: type[JobBox] = JobBox,
-) -> Iterator[tuple[dict[str, Any], Making]]:
-    """A lease, and what making its block `number` again on this machine needs, which is fetched when it is used.
-
-    Raises:
-        BadJob: the lease has no such block.
-        PlaceFailed: its order cannot be run here.
-    """
-    lease = client.lease(lease_id)
-    cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}", 2 * host.limits.disk_bytes + INDEX_BYTES)
-    try:
-        order = read_order(cache.whole(str(lease["order"]), 4 << 20))
-        blocks = blocks_of(lease, order)
-        if not 0 <= number < len(blocks):
-            raise BadJob(f"lease {lease_id} has {len(blocks)} blocks, and no block {number}")
-        before = blocks[number - 1] if number else None
-        if number == 0 and order.resume:
-            before = Block(
-                block=-1,
-                update=order.resume_update,
-                state=order.resume_head,
-                blob=order.resume,
-                previous="",
-                seal=order.resume_seal,
-            )
-        # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
-        most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
-        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
-        box = box_type.make(
-            folder / str(lease["order"])[:32],
-            order,
-            cache.fetch,
-            TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True),
-        )
-        yield (
-            lease,
-            Making(
-                box=box,
-                before=before,
-                block=blocks[number],
-                fetch=cache.fetch,
-                host=host,
-                messages=tuple(known_messages(client, lease)) if order.sites else (),
-                agent=str(lease["agent"]),
-                is_same_class=own_class == lease["determinism_class"],
-            ),
-        )
-    finally:
-        cache.clear()
-        shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)
-
-
-def replay_lease(
-    client: PoolClient,
-    lease_id: str,
-    number: int,
-    *,
-    folder: Path,
-    host: Host,
-    own_class: str,
-    box_type: type[JobBox] = JobBox,
-) -> ReplayVerdict:
-    """Make block `number` of a lease again on this machine.
-
-    Raises:
-        BadJob: the lease has no such block.
-        PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
-    """
-    with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
-        lease,
-        making,
-    ):
-        verdict = check_block(making, is_same_class=own_class == lease["determinism_class"])
-        return replace(verdict, begins=making.begin if number == 0 else 0)
-
-
-def arbitrate_lease(
-    client: PoolClient,
-    lease_id: str,
-    number: int,
-    *,
-    against: str,
-    folder: Path,
-    host: Host,
-    own_class: str,
-    box_type: type[JobBox] = JobBox,
-) -> ReplayVerdict:
-    """Make the one update of block `number` on which the agent of a lease and the verifier `against` differ first.
-
-    Raises:
-        Refused: no such update was found.
-        PlaceFailed: it cannot be made or compared here.
-    """
-    with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
-        lease,
-        making,
-    ):
-        _, search = typed_lease(lease).searched(number, against)
-        if not search.is_ready:
-            raise on.Refused(f"agent and verifier of block {number} of lease {lease_id} have not supplied their states")
-        return check_update(making, search, is_same_class=own_class == lease["determinism_class"])

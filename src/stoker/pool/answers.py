@@ -14,6 +14,7 @@ from stoker.errors import PlaceFailed
 from stoker.pool.bisection import Bisection
 from stoker.pool.events import MOST_SITES
 from stoker.pool.hardware_proof import MOST_INNER
+from stoker.pool.keys import is_digest
 from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json
@@ -21,7 +22,6 @@ from stoker.records.codec import JSON, from_json
 MOST_WORK = 1000
 """Leases, and blocks to replay, of one answer at most: an agent does one of each at a time."""
 _LEASE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**53
 _MOST_ROWS = 64
 """Rows of a product that a probe may ask for: each is as wide as the product."""
@@ -37,8 +37,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         ValueError, TypeError: it is none, or another one.
     """
     found = _object(document, "lease")
-    own = {name: value for name, value in found.items() if name in Lease.__dataclass_fields__}
-    lease = from_json(own, Lease)
+    lease = typed_lease(found)
     require_lease_id(lease.lease_id)
     if lease_id is not None and lease.lease_id != lease_id:
         raise ValueError(f"the lease {lease.lease_id} in the place of {lease_id}")
@@ -69,6 +68,11 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         if challenge.bisection is not None:
             _require_search(challenge.bisection)
     return found
+
+
+def typed_lease(lease: Mapping[str, Any]) -> Lease:
+    """A lease as a record, of which fields that this version does not know are left out."""
+    return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
 
 
 def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
@@ -260,7 +264,7 @@ def _whole(value: JSON, name: str) -> None:
 
 
 def _require_hash(text: str, name: str, *, may_be_empty: bool = False) -> None:
-    if _HASH.fullmatch(text) is None and (text or not may_be_empty):
+    if not is_digest(text) and (text or not may_be_empty):
         raise ValueError(f"{name}: {text[:80]!r} is no SHA-256")
 
 

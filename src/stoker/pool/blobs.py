@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -19,11 +18,11 @@ from pathlib import Path
 
 from stoker.errors import BadRun
 from stoker.pool.events import Refused
+from stoker.pool.keys import is_digest
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import Appended, append_line, aside_path, make_directories, remove_leftovers, sync_file
 from stoker.units import GIB, format_bytes, format_seconds
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 KEPT_S = 3600.0
 """Time for which a blob is kept that no lease needs [s]."""
 MOST_UNNAMED = 1000
@@ -61,7 +60,7 @@ class BlobStore:
             make_directories(folder / "senders")
             remove_leftovers(folder)
             self._senders = {path.name: set(path.read_text().split()) for path in (folder / "senders").iterdir()}
-            here = [path for path in folder.iterdir() if _DIGEST.fullmatch(path.name)]
+            here = [path for path in folder.iterdir() if is_digest(path.name)]
             self._sizes = {path.name: path.stat().st_size for path in here}
         self._unnamed = defaultdict[str, set[str]](set)
         for name, senders in self._senders.items():
@@ -74,7 +73,7 @@ class BlobStore:
         Raises:
             Refused: that is no name of a blob.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not is_digest(digest):
             raise Refused(f"{digest[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits in lower case")
         return self.folder / digest
 
@@ -181,7 +180,7 @@ class BlobStore:
         """Delete blobs that no lease needs and that are older than an hour; their names."""
         gone = []
         for path in self.folder.iterdir():
-            if _DIGEST.fullmatch(path.name) and path.name not in needed:
+            if is_digest(path.name) and path.name not in needed:
                 try:
                     if self._now() - path.stat().st_mtime > KEPT_S:
                         self._sizes.pop(path.name, None)

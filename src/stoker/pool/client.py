@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.answers import read_lease, read_question, read_state, read_work
 from stoker.pool.events import Body, Event, Founded, NotNow, Refused, canonical, draft_of, read_event
-from stoker.pool.keys import Key, is_signed
+from stoker.pool.keys import Key, is_digest, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
@@ -37,7 +38,7 @@ _MOST_ANSWER_BYTES = 256 * 2**20
 _PART_BYTES = 1 << 20
 _MOST_BREAKS = 20
 _PARTIAL, _TOO_EARLY = 206, 425
-_FORWARDED_S = 600.0
+FORWARDED_S = 600.0
 """How long is waited for a blob that its holder sends to the pool [s]."""
 _AWAY_S = 180.0
 """How long is waited for a line that went away in the middle of a blob [s]."""
@@ -69,13 +70,12 @@ class PoolAddress:
                 "no pool is named", remedy="--pool https://HOST:PORT#KEY, or STOKER_POOL; its operator has it."
             )
         url, _, key = given.partition("#")
-        is_key = len(key) == 64 and not set(key) - set("0123456789abcdef")
         try:
             parts = urlsplit(url)
             scheme, host, _ = parts.scheme, parts.hostname, parts.port
         except ValueError:  # a port, or an IPv6 address, that is none
             scheme, host = "", None
-        if scheme not in ("http", "https") or not host or not is_key:
+        if scheme not in ("http", "https") or not host or not is_digest(key):
             raise BadJob(f"the pool {given[:100]!r}: wanted https://HOST:PORT#KEY, the key with 64 hexadecimal digits")
         if scheme == "http" and not _is_loopback(host):
             raise BadJob(f"the pool {url} is on another machine and has no TLS", remedy="Use its https address.")
@@ -297,7 +297,15 @@ class PoolClient:
         """Bytes of blobs that were sent, to the pool and to peers, those of attempts that failed included [bytes]."""
         return self._sent_bytes + (0 if self.peer is None else self.peer.sent_bytes)
 
-    def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+    def get_blob(
+        self,
+        digest: str,
+        target: Path,
+        *,
+        most_bytes: int | None = None,
+        patience_s: float = FORWARDED_S,
+        is_over: threading.Event | None = None,
+    ) -> None:
         """Fetch a blob into a file, which is there whole or not at all.
 
         An interrupted transfer goes on where it was, from any peer that has the blob.
@@ -306,16 +314,20 @@ class PoolClient:
             digest: its SHA-256.
             target: the file.
             most_bytes: that are taken; None: any number.
+            patience_s: how long is waited for a blob that its holder sends to the pool, or a line that went away [s].
+            is_over: once it is set, the blob is not wanted any more.
 
         Raises:
             Refused: the pool does not have it, or this key may not read it.
+            PlaceUnreachable: the pool does not answer, or `is_over` was set.
             PlaceFailed: what came has another hash, or is larger.
             DiskFailed: the disk is full, or the file cannot be written.
         """
         aside = aside_path(target)
-        until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
+        is_over = is_over or threading.Event()
+        until, breaks, is_direct = time.monotonic() + patience_s, 0, True
         came_directly, is_left = False, False
-        came_s = time.monotonic()
+        came_s, away_s = time.monotonic(), min(_AWAY_S, patience_s)
         try:
             with disk_errors(target, "a blob", error=DiskFailed), aside.open("x+b") as file:
                 while True:
@@ -323,7 +335,7 @@ class PoolClient:
                     direct = self.peer.route_to(digest) if self.peer is not None and is_asked else None
                     came_directly, had_bytes = came_directly or direct is not None, file.tell()
                     try:
-                        self._receive(direct or self._pool, digest, file, most_bytes)
+                        self._receive(direct or self._pool, digest, file, most_bytes, is_over)
                         if (found := _sha256_of(file)) == digest:
                             break
                         if not came_directly:
@@ -332,15 +344,16 @@ class PoolClient:
                         file.seek(0)
                         file.truncate()
                     except _OnItsWay:
-                        if time.monotonic() > until:
+                        if time.monotonic() >= until or is_over.wait(_RETRY_S):
                             raise
-                        time.sleep(_RETRY_S)
                         is_direct = True  # its holder may be in reach by now
                     except (PlaceUnreachable, Refused) as problem:
+                        if is_over.is_set():
+                            raise
                         is_left = is_left or isinstance(problem, _TooSlow)
                         has_come = file.tell() > had_bytes
                         breaks, came_s = breaks + has_come, time.monotonic() if has_come else came_s
-                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < _AWAY_S
+                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < away_s
                         if direct is None and (breaks > _MOST_BREAKS or not (has_come or (is_away and file.tell()))):
                             if file.tell() and isinstance(problem, PlaceUnreachable):
                                 raise PlaceUnreachable(
@@ -349,7 +362,7 @@ class PoolClient:
                                 ) from problem
                             raise
                         if direct is None and not has_come:
-                            time.sleep(_RETRY_S)
+                            is_over.wait(_RETRY_S)
                         is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
@@ -358,7 +371,9 @@ class PoolClient:
             with suppress(OSError):  # such as where it could not be made
                 aside.unlink()
 
-    def _receive(self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None) -> None:
+    def _receive(
+        self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None, is_over: threading.Event
+    ) -> None:
         """Write the rest of a blob to a file, which has its beginning."""
         had_bytes, began_s = file.tell(), time.monotonic()
         try:
@@ -373,6 +388,8 @@ class PoolClient:
                 if most_bytes is not None and max(file.tell() + len(part), answer.num_bytes or 0) > most_bytes:
                     raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
                 file.write(part)
+                if is_over.is_set():
+                    raise PlaceUnreachable(f"the blob {digest[:12]}… is not wanted any more")
                 took_s = time.monotonic() - began_s
                 if transport is not self._pool and took_s > max(_SLOW_S, file.tell() / _LEAST_BYTES_PER_S):
                     raise _TooSlow(f"{transport.name} gave {format_bytes(file.tell())} in {took_s:.0f} s")

@@ -197,9 +197,8 @@ class ControlPlane:
                 f"the log in {folder} is of the pool {short(self.state.operator)}, the key is {short(key.public)}",
                 remedy="Use the key that the pool was founded with, or another folder.",
             )
-        assert self.state.rules is not None
         try:
-            self._require_custody(self.state.rules, rules)
+            self._require_custody(self._rules, rules)
         except BaseException:
             self.log.close()
             raise
@@ -372,7 +371,7 @@ class ControlPlane:
                     if isinstance(body, on.Final | on.Disputed) and body.lease_id in self._cosigning:
                         continue  # its last seconds are agreed to first, once the signer is there again
                     try:
-                        await self.submit(await asyncio.to_thread(self._own, body))
+                        await self._submit_own(body)
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
                         _log.warning("%s", first_line(problem))
                 if self.prober is not None:
@@ -612,27 +611,15 @@ class ControlPlane:
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
-        name, (escrow, bond) = f"listed/{lease.lease_id}", self.state.held(lease.lease_id)
-        known = self._documents.get(name)
-        if known is None or known[0] is not lease:
-            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=(), messages=()))
-            short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
-            counts = {
-                "num_blocks": len(lease.commitments),
-                "replays": {
-                    "equal": sum(one.judges is True for one in lease.challenges),
-                    "unequal": sum(one.judges is False for one in lease.challenges),
-                    "open": len(lease.open_challenges),
-                },
-            }
-            known = self._documents[name] = lease, short_one | counts
-        return {**known[1], "escrow": escrow, "bond_held": bond}
+        escrow, bond = self.state.held(lease.lease_id)
+        document = self._document(f"listed/{lease.lease_id}", lease, _without_blocks)
+        return {**document, "escrow": escrow, "bond_held": bond}
 
-    def _document(self, name: str, record: object) -> dict[str, Any]:
+    def _document(self, name: str, record: Any, made: Callable[[Any], Any] = to_json) -> dict[str, Any]:
         """The JSON of a record, made once until the record is replaced by another."""
         known = self._documents.get(name)
         if known is None or known[0] is not record:
-            known = self._documents[name] = record, to_json(record)
+            known = self._documents[name] = record, made(record)
         return known[1]
 
     async def _work(self, request: Request) -> Response:
@@ -778,8 +765,7 @@ class ControlPlane:
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         if not is_signed(key, request_message(self.key.public, key, request.method, target, time_s), signature):
             raise _Unsigned("the request's signature is not of the key that it names")
-        assert self.state.rules is not None
-        if not self.state.rules.is_open and key not in self.state.members:
+        if not self._rules.is_open and key not in self.state.members:
             raise _Forbidden(
                 f"the key {short(key)} is not admitted to this pool",
                 remedy=f"Its operator admits it: stoker pool wallet --grant {key}=0.",
@@ -843,6 +829,20 @@ def _number(request: Request, name: str) -> float:
     if not (math.isfinite(value) and 0 <= value <= 2**53):
         raise Refused(f"{name} {text[:80]!r}: wanted a number, 0 or more")
     return value
+
+
+def _without_blocks(lease: Lease) -> dict[str, Any]:
+    """The JSON of a lease with the numbers of its blocks and replays in their place."""
+    whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=(), messages=()))
+    counts = {
+        "num_blocks": len(lease.commitments),
+        "replays": {
+            "equal": sum(one.judges is True for one in lease.challenges),
+            "unequal": sum(one.judges is False for one in lease.challenges),
+            "open": len(lease.open_challenges),
+        },
+    }
+    return {field: value for field, value in whole.items() if field not in _NOT_LISTED} | counts
 
 
 def _json(document: Any) -> Response:

@@ -55,7 +55,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from stoker.errors import BadSetting, StokerError
-from stoker.pool.keys import Key, is_signed
+from stoker.pool.keys import Key, is_digest, is_signed
 from stoker.records.codec import JSON, from_json, parsed, to_json
 
 CREDIT = 1_000_000
@@ -72,7 +72,6 @@ MOST_DEVICES = 1024
 """Devices of one offer."""
 _MOST_MONEY = 10**15
 """A thousand million credits: what any amount is below, so that sums stay exact in every reader [micro-credits]."""
-_HASH = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _ADDRESS = re.compile(r"0x[0-9a-f]{40}")
@@ -170,7 +169,7 @@ class Body:
             raise BadSetting(f"{name} has {len(value)} characters, at most {_MOST_TEXT} are taken")
         if name in self._ids and not _ID.fullmatch(value):
             raise BadSetting(f"{name} {value[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
-        if name in self._hashes and not (_HASH.fullmatch(value) or (not value and name in self._may_be_empty)):
+        if name in self._hashes and not (is_digest(value) or (not value and name in self._may_be_empty)):
             raise BadSetting(f"{name} {value[:80]!r}: wanted 64 hexadecimal digits in lower case")
         if name in self._addresses and value and not _ADDRESS.fullmatch(value):
             raise BadSetting(f"{name} {value[:80]!r}: wanted an address, 0x and 40 hexadecimal digits in lower case")
@@ -383,11 +382,11 @@ class Opened(Body):
             )
         if self.window_s > MOST_WINDOW_S:
             raise BadSetting(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
-        if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
+        if len(self.inputs) > 16 or not all(is_digest(one) for one in self.inputs):
             raise BadSetting("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
         if not 0 <= self.verify_fraction <= 1:
             raise BadSetting(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
-        if self.delegate and not _HASH.fullmatch(self.delegate):
+        if self.delegate and not is_digest(self.delegate):
             raise BadSetting(f"delegate {self.delegate!r}: wanted a key, 64 hexadecimal digits in lower case")
 
 
@@ -584,7 +583,7 @@ class Traced(Body):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(_HASH.fullmatch(state) for state in self.states):
+        if not all(is_digest(state) for state in self.states):
             raise BadSetting("states: wanted digests, each of 64 hexadecimal digits in lower case")
 
 
@@ -685,7 +684,7 @@ class TeamMade(Body):
         super().__post_init__()
         if not _ID.fullmatch(self.team):
             raise BadSetting(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
-        if not all(_HASH.fullmatch(member) for member in self.members):
+        if not all(is_digest(member) for member in self.members):
             raise BadSetting("members: wanted keys, each of 64 hexadecimal digits in lower case")
         if not self.weight > 0:
             raise BadSetting(f"weight {self.weight}: wanted more than 0")
@@ -878,9 +877,7 @@ def read_draft(content: bytes) -> Draft:
         )
     try:
         draft = from_json(parsed(content), Draft)
-        if not (
-            _HASH.fullmatch(draft.actor) and _NONCE.fullmatch(draft.nonce) and _SIGNATURE.fullmatch(draft.signature)
-        ):
+        if not (is_digest(draft.actor) and _NONCE.fullmatch(draft.nonce) and _SIGNATURE.fullmatch(draft.signature)):
             raise ValueError("actor, nonce and signature are 64, 32 and 128 hexadecimal digits in lower case")
         if not math.isfinite(draft.time_s):
             raise ValueError("time_s is no time")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stoker.pool import events as on
 from stoker.pool.events import Refused
-from stoker.pool.lease import LIVE, MOST_MESSAGES, Lease, SentMessage
+from stoker.pool.lease import LEAST_WAIT_S, LIVE, MOST_MESSAGES, WAITED, Lease, SentMessage
 
 if TYPE_CHECKING:
     from stoker.pool.state import ListedOffer, State
@@ -141,6 +141,22 @@ def require_begun(state: State, lease: Lease, what: str) -> None:
     gang = state.gangs.get(lease.gang)
     if gang is not None and not gang.is_begun:
         raise Refused(f"lease {lease.lease_id} waits for the other sites of its gang {lease.gang!r}: no {what} before")
+
+
+def has_waited(state: State, lease: Lease) -> bool:
+    """Whether a lease that ends was without a block for long since another site's message did not come.
+
+    The log shows it where another site has sent none for an exchange of this one. It does not show whether a message
+    that was sent can be had, and is one: there the agent's word counts, in a lease that is checked, whose agent was not
+    paid for that time.
+    """
+    gang = state.gangs.get(lease.gang)
+    if gang is None or lease.running_s - lease.committed_s < LEAST_WAIT_S:
+        return False
+    sent = [{one.place for name in of_site for one in state.leases[name].messages} for of_site in gang.leases]
+    if any(sent[lease.site] - places for places in sent):
+        return True
+    return bool(sent[lease.site] and lease.check_fraction) and lease.reason.startswith(WAITED)
 
 
 def with_message(state: State, lease: Lease, body: on.Sent) -> Lease:

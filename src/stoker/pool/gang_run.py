@@ -54,6 +54,8 @@ WAITED_S = 60.0
 """For so long the other sites wait, and are paid, while one finds no offer [s]: about what starting all again takes."""
 _MOST_CONSIDERED = 40
 _TRIES = 5
+_MOST_GANGS = 20
+"""Times that a gang is opened at most, until it is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +359,7 @@ class GangRun:
         mine = [one for of_site, first in zip(self.leases(), firsts, strict=True) for one in of_site[first:]]
         spare = most_forwarding(self.client.rules(), terms) * len(self.sites)
         left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
-        rate = sum(one.listed.offer.price_per_hour for one in found.matches) * (2 if terms.verify else 1)
+        rate = sum(one.listed.offer.price_per_hour for one in found.matches) * (1 + terms.most_checked)
         affordable_s = 3600 * left / max(1, rate)
         if affordable_s < min(limit_s, 3600 * found.hours):
             takes = min(limit_s, 3600 * found.hours) / 3600 * rate / 1e6
@@ -499,10 +501,6 @@ def _is_paused(newest: Sequence[Mapping[str, Any]]) -> bool:
 def _num_never_begun(chain: Sequence[Mapping[str, Any]], first: int) -> int:
     """Leases of a site in a row, up to the newest, in which nothing ran; of this start, since earlier ones may have."""
     return sum(1 for _ in itertools.takewhile(lambda one: not one["running_s"], reversed(chain[first:])))
-
-
-_MOST_GANGS = 20
-"""Times that a gang is opened at most, until it is complete."""
 
 
 def _now(client: PoolClient) -> float:

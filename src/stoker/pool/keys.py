@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from stoker.errors import BadRun
 from stoker.store.files import make_directories, write_file
 
-_HEX_KEY = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _HEX_SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -51,12 +51,17 @@ class Key:
         return cls(Ed25519PrivateKey.generate())
 
 
+def is_digest(text: str) -> bool:
+    """Whether a text is 64 hexadecimal digits in lower case, as a SHA-256 and a public key are."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def is_signed(public: str, message: bytes, signature: str) -> bool:
     """Whether `signature` (hex) of `message` was made with the private half of `public` (hex).
 
     Digits in upper case are refused: a signature has one spelling, so that a changed log cannot pass for the same.
     """
-    if not (_HEX_KEY.fullmatch(public) and _HEX_SIGNATURE.fullmatch(signature)):
+    if not (is_digest(public) and _HEX_SIGNATURE.fullmatch(signature)):
         return False
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), message)
@@ -124,6 +129,6 @@ def read_key(path: Path) -> Key:
         BadRun: it cannot be read, is readable by others, or holds no key.
     """
     text = secret_text(path, "the key")
-    if not _HEX_KEY.fullmatch(text):
+    if not is_digest(text):
         raise BadRun(f"{path} is no key: wanted 64 hexadecimal digits", remedy="Restore it from a copy.")
     return Key(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))

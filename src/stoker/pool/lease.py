@@ -59,6 +59,10 @@ SENT_OTHERWISE = "refused: the site has sent another message"
 """How the reason begins of an agent whose machine makes another message than its site has sent before."""
 SAVES_NOTHING = "refused: it has saved nothing"
 """How the reason begins of an agent that leaves a job which saves nothing that could be paid."""
+WAITED = "refused: it has waited for another site"
+"""How the reason begins of an agent that leaves since another site's message does not come."""
+LEAST_WAIT_S = 2 * MOST_BLOCK_S
+"""Time on the meter without a block after which an agent may leave for that [s], and has no loss in its record."""
 MOST_EVIDENCE_BYTES = 1 << 20
 """Largest record of a replay that is kept until its lease is settled [bytes]."""
 CLOCK_SLACK_S = 2.0

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -26,11 +25,12 @@ from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
-from stoker.pool.client import DiskFailed, PoolClient, is_passing
+from stoker.pool.client import FORWARDED_S, DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING
+from stoker.pool.keys import is_digest
+from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING, WAITED
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.pool.sealing import unseal
 from stoker.records.codec import loads, printable
@@ -47,13 +47,13 @@ INDEX_BYTES = 32 << 20
 _RENTERS_FREE_BYTES = 256 << 20
 """Disk that stays free where a renter fetches blobs [bytes]."""
 _OTHER_DISK = "STOKER_CACHE (a renter), or --folder DIR (an agent)"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _MOST_TRIES = 5
 _FETCH_TRIES, _RETRY_S = 60, 10.0
 """Tries to fetch what a job needs while the pool does not answer, and time between two [s]."""
 _MOST_OUTPUT_BYTES = 4096
-_SENDING_ENDS_S = 5.0
+_ENDS_S = 5.0
+"""How long a thread of a lease that is over is waited for [s]."""
 _BEAT_AGAIN_S = 2.0
 """Time until a beat that was not taken is sent again [s]."""
 _LEAST_BLOCK_S = 0.1
@@ -65,14 +65,25 @@ _LOOK_S = 1.0
 class BlobCache:
     """Blobs of a pool, fetched into a folder when they are first read; a part of the disk stays free.
 
-    `most_bytes`: the largest that an agent fetches; None: any, as a renter does.
+    Args:
+        most_bytes: the largest that an agent fetches; None: any, as a renter does.
+        patience_s, is_over: see `PoolClient.get_blob`.
 
     Raises:
         DiskFailed: its folder cannot be made, or the disk is full.
     """
 
-    def __init__(self, client: PoolClient, folder: Path, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        client: PoolClient,
+        folder: Path,
+        most_bytes: int | None = None,
+        *,
+        patience_s: float = FORWARDED_S,
+        is_over: threading.Event | None = None,
+    ) -> None:
         self._client, self._folder, self._most_bytes = client, folder, most_bytes
+        self._patience_s, self._is_over = patience_s, is_over
 
     def put(self, content: bytes | Path) -> str:
         """Send a blob, unless the pool has it; its SHA-256."""
@@ -90,9 +101,9 @@ class BlobCache:
             PlaceFailed: it is larger than is taken, or what is asked for is no SHA-256.
             BadRun: `seal` is no key.
         """
-        if _SHA256.fullmatch(sha256) is None:  # it becomes the name of a file
+        if not is_digest(sha256):  # it becomes the name of a file
             raise PlaceFailed(f"{sha256[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits")
-        if seal and _SHA256.fullmatch(seal) is None:
+        if seal and not is_digest(seal):
             raise BadRun(f"the key {seal[:80]!r} of the blob {sha256[:12]}… is none: wanted 64 hexadecimal digits")
         # Whoever has a blob can commit to it once more, with another key, which must not change what the first one is.
         path = self._folder / (f"{sha256}-{seal}" if seal else sha256)
@@ -101,7 +112,13 @@ class BlobCache:
         room, most = self._make_folder(), most_bytes or self._most_bytes
         aside = aside_path(path)  # other processes may fetch it as well
         try:
-            self._client.get_blob(sha256, aside, most_bytes=room if most is None else min(most, room))
+            self._client.get_blob(
+                sha256,
+                aside,
+                most_bytes=room if most is None else min(most, room),
+                patience_s=self._patience_s,
+                is_over=self._is_over,
+            )
             with disk_errors(path, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
                 if seal:
                     unseal(aside, seal)
@@ -211,7 +228,8 @@ class LeasedJob:
         self._host = host
         self._beat_s, self._tell, self._is_checked = beat_s, tell, is_checked
         self.news: Callable[[], None] = lambda: None
-        self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
+        self._is_ending = threading.Event()
+        self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES, is_over=self._is_ending)
         self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
         self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
         self._box: JobBox | None = None
@@ -234,7 +252,6 @@ class LeasedJob:
         self._tries = 0
         self._carrier: MessageCarrier | None = None
         self._looks_at: float = 0.0
-        self._is_ending = threading.Event()
 
     @property
     def order(self) -> PoolOrder:
@@ -280,6 +297,8 @@ class LeasedJob:
                 self._problem = PlaceFailed(f"the job cannot be prepared here: {problem!r}")
             except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
                 self._problem = BadRun(f"the job cannot be prepared: {problem!r}")
+            if self._is_ending.is_set():  # `_finish` may not have waited for it
+                remove_tree(self._folder)
             self.news()
 
         self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
@@ -385,7 +404,13 @@ class LeasedJob:
         if not self._client.lease(self.lease_id).get("is_gang_begun"):
             return False
         box.message_names()  # made before the job starts, whose user it will belong to
-        messages = BlobCache(self._client, self._folder / "messages", self._host.limits.disk_bytes + INDEX_BYTES)
+        messages = BlobCache(
+            self._client,
+            self._folder / "messages",
+            self._host.limits.disk_bytes + INDEX_BYTES,
+            patience_s=BEAT_S,  # then the site's own messages are looked after
+            is_over=self._is_ending,
+        )
         self._carrier = MessageCarrier(
             self.lease_id,
             order.site,
@@ -481,15 +506,15 @@ class LeasedJob:
 
         What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far.
         """
-        if not self._is_checked or self._upload is not None or self._kept is not None or self._sends_from:
-            return ""
         block_s = self._committed_ran_s / max(1, self._num_blocks)
-        if self.running_s - self._committed_ran_s <= MOST_UNPAID * max(MOST_BLOCK_S, block_s):
+        unpaid_s = self.running_s - self._committed_ran_s
+        if not self._is_checked or unpaid_s <= MOST_UNPAID * max(MOST_BLOCK_S, block_s):
             return ""
-        unpaid = format_seconds(self.running_s - self._committed_ran_s)
-        if self._carrier is not None and self._carrier.is_waiting:
-            return f"refused: it has waited for another site for {unpaid}"
-        return f"{SAVES_NOTHING} for {unpaid}"
+        if self._carrier is not None and self._carrier.waited_s > unpaid_s / 2:
+            return f"{WAITED} for {format_seconds(self._carrier.waited_s)}"
+        if self._upload is not None or self._kept is not None or self._sends_from:
+            return ""
+        return f"{SAVES_NOTHING} for {format_seconds(unpaid_s)}"
 
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""
@@ -648,15 +673,12 @@ class LeasedJob:
         if self._carrier is not None:
             self._carrier.close()
         self.kill()
-        if self._preparing is not None:
-            self._preparing.join()
-            self.kill()
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 self._process.wait(30)
-        for sending in (self._upload, self._carrier):
-            if sending is not None:
-                sending.join(_SENDING_ENDS_S)
+        for thread in (self._preparing, self._upload, self._carrier):
+            if thread is not None:
+                thread.join(_ENDS_S)
         remove_tree(self._folder)
 
     def _reconcile(self) -> None:

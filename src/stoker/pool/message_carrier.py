@@ -10,6 +10,8 @@ messages that the block rests on; an agent that has got one from another which d
 Rule: of an exchange nothing is brought before the site's own message is sent. So none is left unsent at a job's end, no
 block rests on an exchange whose own message was not compared, and messages of exchanges that the job does not make cost
 no transfer.
+A message that its agent signed for and that is not to be had, or is none, is waited for like one that was not sent: the
+site's lease is not closed for it, and where it has waited for long it leaves without a mark (`gang.has_waited`).
 Costs: while a job waits for a message, up to two requests a second for each site. A message is copied on the disk,
 three times at most, and is never read into memory.
 """
@@ -119,7 +121,7 @@ class MessageCarrier(threading.Thread):
     Attributes:
         problem: why it has ended before `close`; None: it has not.
         has_sent: whether all that the job has written by the last look was sent, and is at the pool.
-        is_waiting: whether another site had not sent its message of an exchange by then.
+        waited_s: for how long another site's message of an exchange has been waited for by then; 0.0: for none [s].
     """
 
     def __init__(
@@ -144,12 +146,19 @@ class MessageCarrier(threading.Thread):
         self._copied: list[tuple[str, float]] = []
         self._brought: list[tuple[KnownMessage, Path, float]] = []
         self._missed: set[str] = set()
+        self._no_messages: set[str] = set()
+        self._waits_since_s: float | None = None
         self.problem: StokerError | None = None
-        self.has_sent = self.is_waiting = False
+        self.has_sent = False
 
     def close(self) -> None:
         """End it."""
         self._is_over.set()
+
+    @property
+    def waited_s(self) -> float:
+        """See above."""
+        return 0.0 if self._waits_since_s is None else time.monotonic() - self._waits_since_s
 
     def run(self) -> None:
         """Carry messages until `close`, or until one cannot be."""
@@ -186,11 +195,15 @@ class MessageCarrier(threading.Thread):
         """
         places = {name: place for name in self._box.message_names() if (place := parse_name(name)) is not None}
         mine = {name: place for name, place in sorted(places.items()) if place[2] == self._site}
-        self.is_waiting = any(self._lacks(place, places) for place in mine.values())
+        is_waiting = any(self._lacks(place, places) for place in mine.values())
+        if not is_waiting:
+            self._waits_since_s = None
+        elif self._waits_since_s is None:
+            self._waits_since_s = time.monotonic()
         has_signed = self._sent >= mine.keys()
         self.has_sent = has_signed and not self._own
-        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if self.is_waiting else _LOOK_S
-        if has_signed and not self.is_waiting:
+        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if is_waiting else _LOOK_S
+        if has_signed and not is_waiting:
             self._copy_to_pool(is_over=True)
             self._clear(places)
             return
@@ -207,7 +220,8 @@ class MessageCarrier(threading.Thread):
         exchanges = {place[:2] for place in mine.values()}
         try:
             for message in known:
-                if message.exchange in exchanges and message.site != self._site and message.name not in places:
+                is_needed = message.exchange in exchanges and message.name not in places
+                if is_needed and message.site != self._site and message.blob not in self._no_messages:
                     self._bring(message, is_direct=bool(direct))
                     self._pause_s = _LOOK_S
         finally:  # blocks of the others wait for it, also where a message that one holds back cannot be fetched
@@ -225,8 +239,13 @@ class MessageCarrier(threading.Thread):
             return
         is_kept = False
         try:
-            require_signed(path, message)
-            self._box.write_message(message.name, path)
+            try:
+                require_signed(path, message)
+            except BadRun as problem:  # who signed for it answers for it: a copy for the pool shows it, and it stands
+                self._no_messages.add(message.blob)
+                self._tell(f"{self._lease_id}: {problem.message}: it is waited for in vain")
+            else:
+                self._box.write_message(message.name, path)
             is_kept = is_direct
         finally:
             if not is_kept:

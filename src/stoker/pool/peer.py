@@ -36,6 +36,7 @@ from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError, fi
 from stoker.pool.client import PoolClient
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused, canonical
+from stoker.pool.keys import is_digest
 from stoker.pool.pair_links import ASKED_S, MOST_BYTES, StatedLink, measured_path
 from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.transport import PoolAnswer, Transport
@@ -65,7 +66,6 @@ _ASK_S = 10.0
 _TAKEN_S = 600.0
 """How long a renter has to put a blob on its disk, once it has come [s]."""
 _TARGET = re.compile(r"/v1/blobs/([0-9a-f]{64})")
-_NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 _FIRST_BYTES = re.compile(r"bytes=0-(\d{1,15})")
 
@@ -358,7 +358,7 @@ class Peer:
                 self._expected = {who: grant for who, grant in self._expected.items() if grant[2] > now}
                 self._expected[key, str(head["digest"])] = str(head["may"]), int(head["num_bytes"]), now + _EXPECTED_S
                 self._spawn(self._endpoint.meet(key, [str(one) for one in head["addresses"]]))
-            case "forward" if _NAME.fullmatch(name := str(head["digest"])) and (path := self._folder / name).is_file():
+            case "forward" if is_digest(name := str(head["digest"])) and (path := self._folder / name).is_file():
                 if path.name not in self._forwarding:
                     self._forwarding.add(path.name)
                     self._spawn(asyncio.to_thread(self._forward, path))
@@ -455,7 +455,7 @@ class Peer:
                     (self._folder / "senders" / path.name).unlink(missing_ok=True)
 
     def _kept(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        return [path for path in self._folder.iterdir() if is_digest(path.name)]
 
     def _require_room(self, num_bytes: int) -> None:
         """Refuse what would go over the quota, or fill the disk.

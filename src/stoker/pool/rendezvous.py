@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -27,7 +26,7 @@ from stoker.errors import StokerError
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused
-from stoker.pool.keys import Key
+from stoker.pool.keys import Key, is_digest
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.pair_links import MOST_BYTES, LinkSchedule
 from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
@@ -49,7 +48,6 @@ _LOOK_LINKS_S = 1e-3
 """Time between two looks for links that are not known, for each agent: a look goes through all of them [s]."""
 CONNECTION_COST = 10.0
 """What beginning a connection counts as, in requests of an address."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -285,7 +283,7 @@ class PeerRendezvous:
                 not isinstance(num_bytes, int)
                 or not 0 <= num_bytes < 1 << 50
                 or len(senders) > _MOST_SENDERS
-                or not all(_DIGEST.fullmatch(str(one)) for one in (digest, *senders))
+                or not all(is_digest(str(one)) for one in (digest, *senders))
             ):
                 raise Refused("blobs are held by SHA-256, with size and senders")
             held[digest] = _Held(num_bytes, frozenset(map(str, senders)))
@@ -352,7 +350,7 @@ def _host_of(address: str) -> str:
 
 def _digest(head: Head) -> str:
     digest = head.get("digest")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not is_digest(digest):
         raise Refused("a blob is named by its SHA-256")
     return digest
 

@@ -152,7 +152,9 @@ class RentedRun:
         self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int, poisoned: AbstractSet[str]
     ) -> LaunchState:
         if self._resumes_from(last) in poisoned:
-            return self._restart(last, leases, restarts)
+            reason = "restarted: it went on from a wrong block"
+            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=reason))
+            return self._next(leases_of(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
         if is_left_alone(last):  # the pool itself waits longer
             close_lease(self.client, last, AWAY)
             leases = leases_of(self.client, self.handle["job"])
@@ -162,10 +164,6 @@ class RentedRun:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
         return seen_now(phase=phase, why=why, evidence=described(last), restarts=restarts)
-
-    def _restart(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState:
-        self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason="restarted: it went on from a wrong block"))
-        return self._next(leases_of(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
 
     def _moved(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState | None:
         """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
@@ -210,15 +208,15 @@ class RentedRun:
         if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
             return False
         forwarding = most_forwarding(from_json(pool["rules"], on.Founded), terms)
-        rate, checked = int(last["rate_per_hour"]), 1.0 if terms.verify else 0.0
+        rate = int(last["rate_per_hour"])
         spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
-        _, paid_s = self._affordable([go], left_s, checked, terms, spare + forwarding)
+        _, paid_s = self._affordable([go], left_s, terms, spare + forwarding)
         if paid_s < go.metered_hours * 3600:
             return False
         offer = go.listed.offer
         stays = required_deposit(pay_for(int(last["running_s"]), rate), float(last["check_fraction"])) + spare
         deposit = max(
-            required_deposit(pay_for(math.floor(paid_s), offer.price_per_hour), checked),
+            required_deposit(pay_for(math.floor(paid_s), offer.price_per_hour), terms.most_checked),
             least_deposit(offer.min_s, offer.price_per_hour),
         )
         assert self.client.key is not None
@@ -392,10 +390,9 @@ class RentedRun:
                 "the pool has no free offer but those that failed, or are tried again later",
                 remedy="`stoker pool offers` lists what there is.",
             )
-        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         rules = self.client.rules()
         forwarding = most_forwarding(rules, terms)
-        match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
+        match, paid_s = self._affordable(offers, limit_s, terms, forwarding)
         if rules.contract:
             return self._open_at(match, paid_s, order, number, rules)
         refusals = list[Refused]()
@@ -408,7 +405,7 @@ class RentedRun:
                 if is_passing(refused) or not offers or len(refusals) == _MOST_ASKED:
                     raise refusals[0] from None
             try:
-                match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
+                match, paid_s = self._affordable(offers, limit_s, terms, forwarding)
             except BadJob:
                 raise refusals[0] from None
 
@@ -435,13 +432,12 @@ class RentedRun:
     def opening(self, match: Match, limit_s: float, order: PoolOrder, number: int) -> on.Opened:
         """Lease number `number` at an offer, for so long, once its order is sent."""
         offer, lease_id, terms = match.listed.offer, f"{self.handle['job']}.{number}", Terms.of_handle(self.handle)
-        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         rate, order = offer.price_per_hour, replace(order, num_devices=offer.device.count)
         raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
-        deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
+        deposit = max(required_deposit(credits_, terms.most_checked), least_deposit(offer.min_s, rate))
         expected_s = limit_s
         if isinstance(forecast := terms.forecast_of(match.listed), RunForecast):
             expected_s = min(match.metered_hours * 3600 - forecast.done_s(order.resume_update), limit_s)
@@ -468,9 +464,7 @@ class RentedRun:
             sites=order.sites,
         )
 
-    def _affordable(
-        self, offers: list[Match], limit_s: float, checked: float, terms: Terms, spare: int = 0
-    ) -> tuple[Match, float]:
+    def _affordable(self, offers: list[Match], limit_s: float, terms: Terms, spare: int = 0) -> tuple[Match, float]:
         """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
 
         `spare` micro-credits of it are not touched.
@@ -486,7 +480,7 @@ class RentedRun:
         for match in offers:
             listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
-            paid_s = left / (rate * (1 + checked)) * 3600
+            paid_s = left / (rate * (1 + terms.most_checked)) * 3600
             forecast = terms.forecast_of(listed)
             needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
             if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):

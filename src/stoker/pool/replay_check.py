@@ -175,12 +175,11 @@ class NotOfTheJob(BadRun):
     """What was committed cannot come from the order's job."""
 
 
-def check_block(making: Making, *, is_same_class: bool, at: Sequence[int] = ()) -> ReplayVerdict:
+def check_block(making: Making, at: Sequence[int] = ()) -> ReplayVerdict:
     """Make a block again and compare.
 
     Args:
         making: the block.
-        is_same_class: whether this machine is of the determinism class in which it was made.
         at: updates after which the state is noted [updates].
 
     Raises:
@@ -189,10 +188,10 @@ def check_block(making: Making, *, is_same_class: bool, at: Sequence[int] = ()) 
     before, block = making.before, making.block
     with making.folder() as folder:
         try:
-            claimed = _claimed(making, block, folder / "claimed", is_same_class=is_same_class)
+            claimed = _claimed(making, block, folder / "claimed", is_same_class=making.is_same_class)
             start = None
             if before is not None:
-                start = _claimed(making, before, folder / "start", is_same_class=is_same_class)
+                start = _claimed(making, before, folder / "start", is_same_class=making.is_same_class)
         except BadRun as problem:
             return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
         if sentence := _chain_problem(before, block, claimed):
@@ -204,8 +203,10 @@ def check_block(making: Making, *, is_same_class: bool, at: Sequence[int] = ()) 
             return ReplayVerdict(equal=False, why=problem.message)
         plans = _plans_of(folder / "claimed")
         made = _Made(manifest, run, folder / "made.safetensors", making.host.limits.disk_bytes)
-        verdict = _compare(claimed, made, start, plans, block.update - making.begin, is_same_class=is_same_class)
-        return replace(verdict, trace=states if at else (), made=manifest.state_digest() if is_same_class else "")
+        verdict = _compare(making, claimed, made, start, plans)
+        return replace(
+            verdict, trace=states if at else (), made=manifest.state_digest() if making.is_same_class else ""
+        )
 
 
 def traced_block(making: Making, at: Sequence[int]) -> tuple[str, ...]:
@@ -240,7 +241,7 @@ def supplied_states(making: Making, update: int, put: Callable[[Path], str]) -> 
         return found[-2], found[-1]
 
 
-def check_update(making: Making, search: Bisection, *, is_same_class: bool) -> ReplayVerdict:
+def check_update(making: Making, search: Bisection) -> ReplayVerdict:
     """Make the one update on which an agent and a verifier differ first, from the state on which they agree.
 
     Raises:
@@ -258,7 +259,7 @@ def check_update(making: Making, search: Bisection, *, is_same_class: bool) -> R
         for whose, side in (("agent", search.agent), ("verifier", search.verifier)):
             if made == side.end:
                 return ReplayVerdict(equal=whose == "agent", why=f"{what}: the state of the {whose}", made=made)
-        if is_same_class:
+        if making.is_same_class:
             return ReplayVerdict(equal=False, why=f"{what}: the state of neither", made=made)
         if start is None:
             raise PlaceFailed("the first update of a run in another class cannot be decided")
@@ -435,19 +436,14 @@ def _plans_of(folder: Path) -> list[Plan]:
 
 
 def _compare(
-    claimed: _Checkpoint,
-    made: _Made,
-    start: _Checkpoint | None,
-    plans: Sequence[Plan],
-    num_updates: int,
-    *,
-    is_same_class: bool,
+    making: Making, claimed: _Checkpoint, made: _Made, start: _Checkpoint | None, plans: Sequence[Plan]
 ) -> ReplayVerdict:
     """Compare the state that was claimed with the one that was made."""
+    num_updates = making.block.update - making.begin
     updates = f"{num_updates:,} update{'' if num_updates == 1 else 's'}"
     if claimed[1].state_digest() == made.manifest.state_digest():
         return ReplayVerdict(equal=True, why=f"{updates} made again, equal bit for bit")
-    if is_same_class:
+    if making.is_same_class:
         names = _differing_files(claimed[1], made.manifest)
         return ReplayVerdict(equal=False, why=f"{updates} made again in the same class differ in {names}")
     loosest, tolerance, most = _tolerance(plans)

@@ -109,6 +109,11 @@ class Terms:
     exchanges: Exchanges = Exchanges()
 
     @property
+    def most_checked(self) -> float:
+        """Share of blocks that may be replayed [0 to 1]: a provider without a record is checked whole."""
+        return 1.0 if self.verify else 0.0
+
+    @property
     def known_offers(self) -> set[str]:
         """Offers where the job has run: they have a forecast of their own."""
         return {word.partition("@")[2] for word in self.forecasts} - {""}
@@ -162,7 +167,10 @@ class Terms:
             may_move=options.get("move", "yes") != "no",
             wait_s=parse_duration(options["wait"], "--place-option wait") if "wait" in options else 0.0,
             is_probed=options.get("probed", "no") == "yes",
-            forecasts=_forecasts_in(options.get(FORECASTS, "{}")),
+            forecasts={
+                word: one if isinstance(one, str) else RunForecast(**one)
+                for word, one in json.loads(options.get(FORECASTS, "{}")).items()
+            },
             identity=options.get(IDENTITY, ""),
             agents=_agents(options.get("agents", "1")),
             exchanges=Exchanges(**json.loads(options.get(EXCHANGES, "{}"))),
@@ -177,15 +185,6 @@ class Terms:
             key=str(handle["key"]),
             num_devices=int(handle.get("num_devices", 1)),
         )
-
-
-def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
-    """Forecasts by kind of device, as `with_forecasts` wrote them."""
-    found = json.loads(text)
-    if not found:
-        return {}
-
-    return {word: one if isinstance(one, str) else RunForecast(**one) for word, one in found.items()}
 
 
 def _agents(text: str) -> int:

@@ -83,8 +83,8 @@ class HttpsTransport:
 
         def read(most_bytes: int) -> bytes:
             try:
-                part = response.read(most_bytes)
-                if not part and response.length:  # `read` of so many bytes ends without a word where it broke off
+                part = response.read1(most_bytes)  # what is there: who waits may want to stop
+                if not part and response.length:  # `read1` ends without a word where it broke off
                     raise http.client.IncompleteRead(b"", response.length)
             except (OSError, http.client.HTTPException) as problem:
                 raise PlaceUnreachable(f"{self.name} broke off: {problem}") from problem

@@ -18,10 +18,9 @@ from stoker.pool.fair_use import to_preempt
 from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, USED_UP, Challenge, Lease
-from stoker.pool.merkle_root import merkle_root
 from stoker.pool.presence import PRESENT_S
 from stoker.pool.rules.disputes import draw_message, drawn_blocks, why_dismissed
-from stoker.pool.state import State
+from stoker.pool.state import State, merkle_root
 
 MOST_OPEN, MOST_ASKED = 8, 16
 """Blocks that one verifier is asked for at a time, which it makes in ten times that of one; verifiers for one block."""

@@ -14,6 +14,7 @@ from stoker.pool.fair_use import require_turn, to_preempt
 from stoker.pool.gang import (
     Gang,
     begun_by,
+    has_waited,
     is_released,
     require_begun,
     require_gang,
@@ -321,6 +322,8 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
         how = "left"
     elif event.actor == lease.renter or (event.actor == state.operator and is_used_up):
         after = replace(after, uncommitted_s=lease.tail_s)  # else the agent could have committed before
+    if how == "left" and has_waited(state, after):
+        how = None
     return _ended(state, event, after, how)
 
 

@@ -11,10 +11,9 @@ from stoker.pool.events import Event, Refused
 from stoker.pool.fair_use import WaitingRequest
 from stoker.pool.forwarding import require_forwardable
 from stoker.pool.joint_probe import Clash, Pair, clashes, counted, is_late, is_slower_than_claimed
-from stoker.pool.merkle_root import merkle_root
 from stoker.pool.pair_links import StatedLink
 from stoker.pool.rules.deciders import decides, require_actor
-from stoker.pool.state import Change, ListedOffer, State
+from stoker.pool.state import Change, ListedOffer, State, merkle_root
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
