@@ -18,47 +18,57 @@ from typing import Any
 from stoker.records import Profile
 
 _NAMES = {
-    "tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
-    "stages": "pp pp_size pipeline pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
+    "tensor": "tp tp_size tp_degree tensor_parallel tensor_parallel_size tensor_parallel_degree "
+    "tensor_model_parallel_size",
+    "stages": "pp pp_size pp_degree pipeline pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
     "pipeline_model_parallel_size num_stages",
-    "context": "cp cp_size context_parallel context_parallel_size context_parallel_degree",
-    "experts": "ep ep_size expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size",
-    "replicas": "dp dp_size ddp data_parallel data_parallel_size dp_replicate data_parallel_replicate_degree",
-    "shards": "fsdp fsdp_size dp_shard data_parallel_shard_degree sharding_group_size",
+    "context": "cp cp_size cp_degree context_parallel context_parallel_size context_parallel_degree",
+    "experts": "ep ep_size ep_degree moe_ep_size expert_parallel expert_parallel_size expert_parallel_degree "
+    "expert_model_parallel_size",
+    "replicas": "dp dp_size ddp data data_parallel data_parallel_size replicate dp_replicate "
+    "data_parallel_replicate_degree",
+    "shards": "fsdp fsdp_size shard dp_shard data_parallel_shard_degree sharding_group_size",
     "sequence": "sp sequence_parallel",
     "reshard": "reshard_after_forward",
     "chunks": "vpp vpp_size virtual_pipeline_parallel_size virtual_pipeline_model_parallel_size",
     "schedule": "pipeline_schedule pipeline_parallel_schedule",
     "micro_batch": "mbs micro_batch_size microbatch microbatch_size per_device_batch_size per_device_train_batch_size "
-    "device_train_microbatch_size local_batch_size batch_per_gpu",
+    "device_train_microbatch_size device_batch_size local_batch_size batch_per_gpu batch_per_device per_gpu_batch_size",
+    "num_workers": "workers dataloader_num_workers",
     "precision": "dtype amp mixed_precision param_dtype compute_dtype",
-    "compile": "compiled torch_compile",
+    "compile": "compiled torch_compile compile_mode torch_compile_mode",
+    "captured": "cuda_graph cuda_graphs",
     "memory_format": "format data_format channels_last nhwc",
     "optimizer_implementation": "optimizer optim fused foreach",
     "optimizer_states": "optimizer_bits",
     "optimizer_offload": "offload offload_optimizer cpu_offload",
     "checkpointing": "ac ac_mode activation_checkpointing activation_checkpoint gradient_checkpointing grad_ckpt "
-    "recompute recompute_granularity selective_checkpointing",
+    "recompute recompute_granularity recompute_activations activation_recomputation remat selective_checkpointing",
+    "checkpointed_blocks": "checkpointed_layers num_checkpointed_blocks recompute_num_layers",
+    "activation_offload": "offload_activations activation_offloading",
     "loss_chunks": "chunked_loss num_loss_chunks",
-    "accumulation": "accumulation_steps grad_accum grad_accumulation gradient_accumulation gradient_accumulation_steps",
-    "sharding": "sharding_strategy strategy parallelism zero zero_stage zero_optimization_stage",
+    "accumulation": "gas accumulation_steps grad_accum grad_accumulation gradient_accumulation "
+    "gradient_accumulation_steps",
+    "sharding": "sharding_strategy strategy parallelism zero zero_stage zero_optimization_stage deepspeed "
+    "deepspeed_stage",
 }
 _FIELD_OF = {word: field for field, words in _NAMES.items() for word in (field, *words.split())}
 _PRECISIONS = {
     "fp32": "32 float float32 32_true single no",
     "tf32": "tensorfloat32",
-    "bf16": "bfloat16 bf16_mixed bf16_true bf16_amp amp_bf16 bf16_autocast pure_bf16",
-    "fp16": "16 half float16 16_mixed fp16_mixed fp16_amp amp_fp16 amp amp_16 16_amp",
-    "fp8": "float8 amp_fp8 fp8_hybrid",
+    "bf16": "bfloat16 bf16_mixed bfloat16_mixed mixed_bf16 bf16_true bf16_amp amp_bf16 bf16_autocast pure_bf16",
+    "fp16": "16 half float16 16_mixed fp16_mixed mixed_fp16 fp16_amp amp_fp16 amp amp_16 16_amp",
+    "fp8": "float8 amp_fp8 fp8_hybrid fp8_e4m3 float8_e4m3fn",
     "fp64": "64 double float64",
 }
-_PRECISION_OF = {word: precision for precision, words in _PRECISIONS.items() for word in words.split()}
+_PRECISION_OF = {word: precision for precision, words in _PRECISIONS.items() for word in (precision, *words.split())}
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0", "none", "null", "never", ""})
 _COMPILED = frozenset({"inductor", "default", "max_autotune", "max_autotune_no_cudagraphs", "reduce_overhead"})
 _SHARDINGS = {
-    "shards": "3 zero3 zero_3 full_shard fsdp fsdp1 fsdp2",
-    "shards kept gathered": "1 2 zero1 zero2 zero_1 zero_2 shard_grad_op distributed_optimizer",
+    "shards": "3 zero3 zero_3 deepspeed_stage_3 full_shard fsdp fsdp1 fsdp2",
+    "shards kept gathered": "1 2 zero1 zero2 zero_1 zero_2 deepspeed_stage_1 deepspeed_stage_2 shard_grad_op "
+    "distributed_optimizer",
     "hybrid": "hsdp hybrid_shard _hybrid_shard hybrid_fsdp",
     "replicas": "0 zero0 zero_0 no_shard ddp dp data_parallel",
 }
@@ -66,6 +76,19 @@ _SHARDING_OF = {word: how for how, words in _SHARDINGS.items() for word in (how,
 _USUAL_CHUNKS = 2
 """Chunks of each process in an interleaved schedule of which no number is given, as in torchtitan."""
 _AXES = ("tensor", "stages", "context", "experts", "replicas", "shards")
+_IN_FP32 = frozenset({"reduce_dtype", "reduction_dtype", "grad_reduce_dtype", "master_dtype", "master_weights"})
+_NOT_OF_PLANS = {
+    "belongs to the job, not to its plan: set it there, or by a parameter of its function": (
+        "batch batch_size global_batch_size gbs train_batch_size seq_len seq_length sequence_length max_length dropout "
+        "lr learning_rate clip_norm grad_clip max_grad_norm gradient_clipping ema lora lora_r lora_rank peft qlora "
+        "quantization load_in_4bit load_in_8bit attention attn attn_implementation flash_attn flash_attention "
+        "use_flash_attention"
+    ),
+    "is given by the place, such as 8xh100 or 4x8xh100, not by the plan": (
+        "world_size num_gpus ngpus gpus num_devices num_nodes nnodes nproc_per_node"
+    ),
+}
+_WHY_NOT = {word: why for why, words in _NOT_OF_PLANS.items() for word in words.split()}
 
 
 def plan_fields(given: Mapping[str, Any], count: int, node_devices: int, profile: Profile) -> dict[str, Any]:
@@ -88,12 +111,16 @@ def plan_fields(given: Mapping[str, Any], count: int, node_devices: int, profile
         if not is_word:
             raise ValueError(f"{word} is {value!r}, wanted a word or a number")
         key = _key(word)
+        if key in _WHY_NOT:
+            raise ValueError(f"{word} {_WHY_NOT[key]}")
         field = _FIELD_OF.get(key, word)
         is_divided |= field == "experts" != key
         for name, meant in _meant(key, field, value).items():
             if name in fields and str(fields[name]).lower() != str(meant).lower():
                 raise ValueError(f"{word} says {name}={meant}, and another word says {name}={fields[name]}")
             fields[name] = meant
+    if fields.pop("is_tf32_allowed", False):  # of what is left in fp32
+        fields.setdefault("precision", "tf32")
     if not fields.pop("is_fused", True):
         fields.setdefault("optimizer_implementation", "default")
     if fields.get("schedule") == "interleaved":
@@ -127,8 +154,28 @@ def _meant(key: str, field: str, value: Any) -> dict[str, Any]:
     text = _key(value)
     if isinstance(number := _number(value), float):  # which has no names in front of its dot
         text = str(int(number)) if number.is_integer() else str(number)
-    if field in _AXES and text in (_YES | _NO | {"-1"}) - {"0", "1"}:  # -1: all that others leave
-        return {"left": field} if text == "-1" else {"sharding": field} if text in _YES else {}
+    if key in _IN_FP32:
+        if _PRECISION_OF.get(text, text) != "fp32":
+            raise ValueError(f"{key} is {value}: gradients are summed, and weights kept, in fp32; leave it out")
+        return {}
+    if field == key and text in _YES | _NO and key not in _NAMES:
+        return _of_value_as_word(key, field, value, is_on=text in _YES)
+    if field in _AXES:
+        return _of_axis(field, text, value)
+    if field == "optimizer_implementation":
+        return _of_optimizer(key, text)
+    if field == "optimizer_offload":
+        return {field: "state" if text in _YES | {"cpu"} else "none" if text in _NO else text}
+    if field == "checkpointing":
+        return _of_checkpointing(text)
+    if field == "sharding":
+        how = text.removesuffix("_auto_wrap")
+        return {field: _SHARDING_OF.get(how, _FIELD_OF.get(how, how))}
+    return _of_setting(key, field, text, value)
+
+
+def _of_setting(key: str, field: str, text: str, value: Any) -> dict[str, Any]:
+    """What a value of any other field means."""
     if field == "precision":
         return {field: "fp32" if text in _NO - {"0", ""} else _PRECISION_OF.get(text, text)}
     if field == "compile":
@@ -137,16 +184,28 @@ def _meant(key: str, field: str, value: Any) -> dict[str, Any]:
         if key in ("channels_last", "nhwc"):
             text = "channels_last" if text in _YES else "contiguous" if text in _NO else text
         return {field: {"nhwc": "channels_last", "nchw": "contiguous"}.get(text, text)}
-    if field == "optimizer_implementation":
-        return _of_optimizer(key, text)
-    if field == "optimizer_offload":
-        return {field: "state" if text in _YES | {"cpu"} else "none" if text in _NO else text}
-    if field == "checkpointing":
-        return _of_checkpointing(text)
-    if field == "sharding":
-        return {field: _SHARDING_OF.get(text, text)}
     if field == "schedule":
         return {field: "interleaved" if re.fullmatch(r"interleaved(_?1f1b)?", text) else text}
+    return {field: value}
+
+
+def _of_axis(field: str, text: str, value: Any) -> dict[str, Any]:
+    """What a number of processes, a word for all of them, or Transformers' `fsdp="full_shard auto_wrap"` means."""
+    if text == "-1":  # all that others leave
+        return {"left": field}
+    if text in (_YES | _NO) - {"0", "1"}:
+        return {"sharding": field} if text in _YES else {}
+    how = text.removesuffix("_auto_wrap")
+    return {"sharding": _SHARDING_OF[how]} if how in _SHARDING_OF and not how.isdigit() else {field: value}
+
+
+def _of_value_as_word(key: str, field: str, value: Any, *, is_on: bool) -> dict[str, Any]:
+    """What a value that stands as a word means, such as `bf16=true` and `hsdp=true`."""
+    if key in ("tf32", "allow_tf32"):
+        return {"is_tf32_allowed": is_on}
+    for name, values in (("precision", _PRECISION_OF), ("sharding", _SHARDING_OF)):
+        if key in values:
+            return {name: values[key]} if is_on else {}
     return {field: value}
 
 

@@ -328,6 +328,15 @@ def test_gradients_of_pointwise_convolutions_in_fp32_are_slow_on_hopper() -> Non
     assert ratios[0] > 1.5 * ratios[1]
 
 
+def test_slow_convolutions_in_fp32_are_not_throttled_on_a_hopper_of_350_w() -> None:
+    """Products at the full rate draw more than the limit; kernels that reach a third or three quarters of it do not."""
+    board = {"compute_capability": "9.0", "dense_flops": {"fp32": 51.2e12}, "multiprocessors": 114}
+    made = (convolution(window=1), convolution("convolution_backward", window=1), product(8192, 8192, 8192))
+    ratios = [seconds(one, **board, power_w=350.0) / seconds(one, **board, power_w=700.0) for one in made]
+    assert ratios[:2] == pytest.approx([1, 1])
+    assert ratios[2] > 1.1
+
+
 def test_attention_pads_to_tiles_and_pays_for_dropout() -> None:
     """197 tokens take as long as 256, and dropped weights are drawn."""
     odd, even = (seconds(attention(tokens), bandwidth_bytes_per_s=1e15) for tokens in (197, 256))

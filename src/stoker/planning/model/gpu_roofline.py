@@ -247,6 +247,11 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
     tensors = gpu_kernels.convolved(operation)
     image, weight = tensors[1:] if is_backward else tensors[:2]
     size, seconds, each = _BYTES[dtype], 0.0, None
+    reached = neglected or 1.0
+    if neglected is not None:
+        reached /= _POINTWISE_BACKWARD if is_backward and set(weight.shape[2:]) == {1} else 1.0
+        # Slower arithmetic draws less power: the clock need not fall as for products at the full rate.
+        rates = rates.scaled(flops=sustained.flops(dtype, reached) / (reached * sustained.flops(dtype)), bandwidth=1)
     if sustained.peak_flops(dtype)[1]:
         channels = gpu_kernels.channels_of_groups(operation)
         if channels <= _FEW_CHANNELS and channels & (channels - 1):
@@ -284,9 +289,7 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             + (_WINOGRAD_S + extra * size / rates.bytes_per_s if extra else 0)
             for sizes, extra in usable
         )
-    if neglected is not None and is_backward and set(weight.shape[2:]) == {1}:
-        seconds *= _POINTWISE_BACKWARD
-    return seconds / (neglected or 1.0) + _CONVOLUTION_S[is_backward]
+    return seconds / reached + _CONVOLUTION_S[is_backward]
 
 
 def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
