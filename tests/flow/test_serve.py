@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from stoker import api
 from stoker.artifacts import read_settings
 from stoker.cli.serve import announce, announce_changes, example
 from stoker.errors import BadArtifact, BadJob, ServiceError
+from stoker.records import TensorSpec
 from stoker.serving.serve import Rollback, require_libraries
 from stoker.serving.server import ServerOptions
 from stoker.testing.tiny_models import tiny_artifact
@@ -230,6 +232,17 @@ def test_the_start_page_shows_doors_models_and_a_line_to_ask_with(
             ["bash", "-c", f"{line} -s --noproxy '*'"], capture_output=True, text=True, check=True, timeout=60
         )
         assert json.loads(answer.stdout)["model_name"] == "digits"
+
+
+def test_the_line_to_ask_with_is_no_padding() -> None:
+    """A mask of zeros says that there is nothing to look at, and the answer would be NaN."""
+    inputs = tuple(
+        TensorSpec(name=name, datatype="INT64", shape=("batch", "tokens"), pad=0) for name in ("ids", "mask")
+    )
+    model = SimpleNamespace(name="words", inputs=(*inputs, TensorSpec(name="age", datatype="FP32", shape=("batch",))))
+    line = example(model, SimpleNamespace(http="http://here", has_keys=False, has_tls=False))  # type: ignore[arg-type]
+    asked = json.loads(line.split("'")[1])["inputs"]
+    assert [(one["name"], one["data"]) for one in asked] == [("ids", [1]), ("mask", [1]), ("age", [0])]
 
 
 def test_serving_starts_without_torch(tmp_path: Path) -> None:

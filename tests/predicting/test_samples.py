@@ -126,6 +126,8 @@ def test_whole_numbers_in_text_keep_all_their_digits() -> None:
     assert _lists(_read([large, "3"], one)) == [2**53 + 1, 3]
     found = _read([large, "3.0", "3.5", "x"], one)
     assert _lists(found) == [2**53 + 1, 3, None, None]
+    assert found.bad[3] == "is 'x', which is no number"
+    assert _read(["", "Oslo"], one).bad == {0: "is empty", 1: "is 'Oslo', which is no number"}
 
 
 def test_one_column_for_each_element() -> None:

@@ -270,18 +270,22 @@ def example(model: ServedModel, started: ServerStarted) -> str:
     key = " -H 'Authorization: Bearer KEY'" if started.has_keys else ""
     secure = " -k" if started.has_tls else ""
     url = f"{started.http}/v2/models/{quote(model.name, safe='')}"
-    tensors = [_zeros(spec) for spec in model.inputs]
+    tensors = [_plain_input(spec) for spec in model.inputs]
     if any(tensor is None for tensor in tensors):
         return f"curl{secure}{key} {url}"
     return f"curl{secure}{key} {url}/infer -d '{json.dumps({'inputs': tensors}, separators=(',', ':'))}'"
 
 
-def _zeros(spec: TensorSpec) -> JSON | None:
-    """An input of zeros for one sample; None where that is long, or JSON does not carry its type."""
+def _plain_input(spec: TensorSpec) -> JSON | None:
+    """An input of zeros for one sample, of ones where zeros are padding, of which many models make NaN.
+
+    None where that is long, or JSON does not carry its type.
+    """
     shape = [size if isinstance(size, int) else 1 for size in spec.shape]
     if math.prod(shape) > _MOST_SHOWN or spec.datatype in {"FP16", "BF16"}:
         return None
-    value = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
+    is_padding = spec.pad == 0
+    value = {"BYTES": "", "BOOL": is_padding}.get(spec.datatype, int(is_padding))
     return {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": [value] * math.prod(shape)}
 
 

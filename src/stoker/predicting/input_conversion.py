@@ -128,11 +128,8 @@ def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
                 except ValueError:
                     bad[row] = f"is {text[:40]!r}, which is no number"
         if values.dtype == object:
-            return collected(
-                [None if row in bad else value for row, value in enumerate(values)],
-                spec,
-                lambda value: of_value(value, spec, allow_nan=allow_nan),
-            )
+            found = collected(values.tolist(), spec, lambda value: of_value(value, spec, allow_nan=allow_nan))
+            return InputSamples(found.values, found.bad | bad)
         result, refused = cast(values, spec.datatype, allow_nan=allow_nan)
         for row in np.flatnonzero(refused).tolist():
             bad.setdefault(row, why_refused(values[row], spec.datatype))

@@ -561,7 +561,9 @@ def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
             raise BadRequest(f"{tensor} needs `data`: a list, nested as its shape is, or flat")
         return [data]
     elements = math.prod(shape)
-    if len(data) == elements and not (data and isinstance(data[0], list)):
+    if not (data and isinstance(data[0], list)):
+        if len(data) != elements:
+            raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {len(data)}")
         return data
     level: list[Any] = [data]
     for dim, size in enumerate(shape):
@@ -570,6 +572,4 @@ def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
                 kind = f"{len(part)} values" if isinstance(part, list) else "no list"
                 raise BadRequest(f"{tensor} has shape {list(shape)}; its data has {kind} where dimension {dim} is")
         level = list(chain.from_iterable(level))
-    if len(level) != elements:
-        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {len(level)}")
     return level

@@ -16,6 +16,7 @@ import pytest
 from stoker.serving.grpc import inference_pb2, messages, methods, server
 from stoker.serving.grpc.health_pb2 import HealthCheckRequest
 from stoker.serving.grpc.methods import MOST_AT_ONCE
+from stoker.serving.grpc.server import MOST_CALLS
 from stoker.serving.refusals import DeadlinePassed, OverCapacity, QueueFull, Refusal, Unauthorized
 from stoker.serving.service import AccessEntry, InferenceRequest, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService, refusing, scores_of
@@ -23,6 +24,19 @@ from tests.serving.waiting import until
 
 IMAGE = np.arange(64, dtype=np.float32).reshape(1, 8, 8)
 PREFIX = "/inference.GRPCInferenceService/"
+HEADERS, RST_STREAM, SETTINGS = 1, 3, 4
+"""Kinds of HTTP/2's frames."""
+REFUSALS = 7, 11
+"""Its errors REFUSED_STREAM and ENHANCE_YOUR_CALM."""
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+async def _next_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await reader.readexactly(9)
+    return head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
 
 
 def question(**changes: Any) -> Any:
@@ -37,8 +51,8 @@ def question(**changes: Any) -> Any:
 class Client:
     """Calls methods by their names."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, port: int) -> None:
+        self._channel, self.port = channel, port
 
     def call(self, name: str, asked: Any = None, *, service: Any = messages.INFERENCE, **how: Any) -> Any:
         method = service.methods_by_name[name]
@@ -59,7 +73,7 @@ async def served(service: FakeService | None = None, **edge: Any) -> AsyncIterat
     await running.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Client(channel)
+            yield Client(channel, port)
     finally:
         await running.stop(grace=None)
 
@@ -132,6 +146,50 @@ def test_a_long_message_fits_into_a_header() -> None:
     """A status' message is bounded, or the client would see a broken stream instead."""
     error = refused(lambda client: client.call("ModelInfer", question(model_name="🙂" * 20_000)))
     assert (error.code(), len(error.details()) < 700) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+def test_more_calls_than_a_connection_may_have_wait() -> None:
+    """The client's library keeps the limit, and none of its calls fails, also while earlier ones are being freed."""
+
+    async def ask(client: Client) -> list[str]:
+        answers = []
+        for _ in range(3):
+            calls = [client.call("ModelInfer", question(id=str(number))) for number in range(3 * MOST_CALLS)]
+            answers += [answer.id for answer in await asyncio.gather(*calls)]
+        return answers
+
+    assert asked(ask) == [str(number) for number in range(3 * MOST_CALLS)] * 3
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_calls_beyond_the_limit_are_refused(acknowledges: bool) -> None:
+    """Also of a client that never acknowledges the limit; each call may hold a part of its message."""
+    called = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in {
+            b":method": b"POST",
+            b":scheme": b"http",
+            b":path": PREFIX.encode() + b"ModelInfer",
+            b"te": b"trailers",
+            b"content-type": b"application/grpc",
+        }.items()
+    )
+
+    async def ask(client: Client) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0))
+        while (await _next_frame(reader))[0] != SETTINGS:
+            pass
+        if acknowledges:
+            writer.write(_frame(SETTINGS, 1, 0))
+        writer.writelines(_frame(HEADERS, 4, 2 * number + 1, called) for number in range(2 * MOST_CALLS))
+        refused = 0
+        while refused < MOST_CALLS:
+            kind, content = await _next_frame(reader)
+            refused += kind == RST_STREAM and int.from_bytes(content, "big") in REFUSALS
+        writer.close()
+
+    asked(lambda client: asyncio.wait_for(ask(client), 20))
 
 
 def test_messages_over_the_limit_are_refused() -> None:

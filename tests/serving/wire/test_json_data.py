@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 
 import numpy as np
@@ -50,6 +51,12 @@ def test_tensors_come_back_as_they_went(one: tuple[Datatype, np.ndarray], is_nes
     found = from_json_data(data, datatype, array.shape, "input 'x'")
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
+
+
+def test_flat_data_of_another_length_are_told_with_both() -> None:
+    """Not by the dimension of a nested list that they are not."""
+    with pytest.raises(BadRequest, match=re.escape("has shape [1, 2], of 2 values; its data has 3")):
+        from_json_data([1, 2, 3], "FP32", (1, 2), "input 'x'")
 
 
 def test_strings_are_utf8() -> None:

@@ -158,6 +158,8 @@ def limit_options(edge: ServerContext) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", edge.limits.body_bytes),
         ("grpc.max_concurrent_streams", MOST_CALLS),
+        # With it, calls that have ended but are not freed count too, and clients that keep the limit are refused.
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_allowed_incoming_connections", max(1, edge.in_flight.most_bytes // (4 * MOST_CALLS * WINDOW_BYTES))),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         # With it, a call could send up to 32 MiB before its message is requested.
