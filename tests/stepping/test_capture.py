@@ -19,6 +19,7 @@ from stoker.records import Coupling, Plan, Position
 from stoker.stepping import capture, graph_interpreter
 from stoker.stepping.step import Step
 from stoker.testing.simulated_gpu import is_simulated
+from tests.stepping.models import Teacher, make_job
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 BATCH = 8
@@ -363,3 +364,9 @@ def test_what_waits_for_a_gpu_is_refused_before_a_capture_begins() -> None:
     torch.cuda.empty_cache()
     assert torch.rand(9, device="cuda:0").sum() > 0
     _trained(_job(_mlp), 3, "cuda:0", captured=True)
+
+
+def test_a_pass_that_moves_parameters_is_not_captured() -> None:
+    """Those of a teacher, which recording the pass and comparing it would move once more each."""
+    with pytest.raises(RunFailed, match="cannot be captured: the model or the loss changes parameters"):
+        _trained(make_job(Teacher, batch=BATCH), 1, captured=True)

@@ -31,7 +31,7 @@ from stoker.devices.malloc import heap_kept_small, renew_heap
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
-from stoker.stepping.buffers import Buffers
+from stoker.stepping.buffers import Buffers, marks_of
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
@@ -132,7 +132,10 @@ class CapturedPass(BatchPass):
         with self._undone(leaves), self._nothing_else_changed():
             from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
+            weights = marks_of(self._model.parameters())
             graph = make_fx(work)(*leaves)
+            if weights != marks_of(self._model.parameters()):
+                raise _uncapturable("the model or the loss changes parameters as it runs")
         _simplify(graph)
         if leaves[0].device.type != "cpu":
             return self._on_gpu(graph.forward, leaves)
