@@ -88,7 +88,10 @@ class CapturedPass(BatchPass):
             with doing("recording a forward and backward pass", is_long=True), _in_capture(), heap_kept_small():
                 renew_heap()  # what is recorded stays: among other passes' tensors it would keep these from their place
                 self._form, self._repeat = form, self._captured(content, leaves)
+                weights = marks_of(self._model.parameters())  # after one pass: weights may be normalised in place
                 self._check(content, update)
+                if weights != marks_of(self._model.parameters()):
+                    raise _uncapturable("the model or the loss changes parameters as it runs")
         if form != self._form:
             return self._ordinary(batch, update)
         if update % CHECK_EVERY == 0:
@@ -123,6 +126,9 @@ class CapturedPass(BatchPass):
         return loss.sum.detach() / count, laid_out
 
     def _captured(self, content: Content, leaves: list[torch.Tensor]) -> Repeat:
+        if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self._parameters):
+            raise _uncapturable("a parameter has a hook after accumulation, which nothing would call")
+
         def work(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             remaining = iter(inputs)
             mean, gradients = self._pass(map_tensors(content, lambda _: next(remaining)))
@@ -132,10 +138,7 @@ class CapturedPass(BatchPass):
         with self._undone(leaves), self._nothing_else_changed():
             from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
-            weights = marks_of(self._model.parameters())
             graph = make_fx(work)(*leaves)
-            if weights != marks_of(self._model.parameters()):
-                raise _uncapturable("the model or the loss changes parameters as it runs")
         _simplify(graph)
         if leaves[0].device.type != "cpu":
             return self._on_gpu(graph.forward, leaves)
