@@ -523,3 +523,37 @@ def gradient_weighted_by_batch(output: torch.Tensor, target: torch.Tensor) -> to
 def normalised_penalty(output: torch.Tensor, target: torch.Tensor) -> Loss:
     """A penalty that every micro-batch would add again."""
     return Loss(F.cross_entropy(output, target, reduction="sum") + 0.5, len(target))
+
+
+class Teacher(nn.Module):
+    """A network, and one whose parameters follow its own with each pass in training, as a mean teacher's do."""
+
+    def __init__(self, *, rebinds: bool = False) -> None:
+        super().__init__()
+        self.student, self.teacher, self.rebinds = mlp(), mlp().requires_grad_(False), rebinds
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]: of the student in training, of the teacher in evaluation."""
+        if not self.training:
+            return self.teacher(x_BF)
+        with torch.no_grad():
+            for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                if self.rebinds:
+                    slow.data = 0.9 * slow.data + 0.1 * fast.data
+                else:
+                    slow.lerp_(fast, 0.1)
+        return self.student(x_BF)
+
+
+class Normalised(nn.Module):
+    """Rows of the last weight are brought to length 1 before they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.prototypes = mlp(), nn.Linear(CLASSES, CLASSES, bias=False)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        with torch.no_grad():
+            self.prototypes.weight.copy_(nn.functional.normalize(self.prototypes.weight, dim=1))
+        return self.prototypes(self.body(x_BF))

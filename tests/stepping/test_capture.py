@@ -19,6 +19,7 @@ from stoker.records import Coupling, Plan, Position
 from stoker.stepping import capture, graph_interpreter
 from stoker.stepping.step import Step
 from stoker.testing.simulated_gpu import is_simulated
+from tests.stepping.models import Normalised, Teacher, make_job
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 BATCH = 8
@@ -363,3 +364,33 @@ def test_what_waits_for_a_gpu_is_refused_before_a_capture_begins() -> None:
     torch.cuda.empty_cache()
     assert torch.rand(9, device="cuda:0").sum() > 0
     _trained(_job(_mlp), 3, "cuda:0", captured=True)
+
+
+def test_a_pass_that_moves_parameters_is_not_captured() -> None:
+    """Those of a teacher, which recording the pass and comparing it would move once more each."""
+    with pytest.raises(RunFailed, match="cannot be captured: the model or the loss changes parameters"):
+        _trained(make_job(Teacher, batch=BATCH), 1, captured=True)
+
+
+def test_a_pass_that_normalises_parameters_is_captured() -> None:
+    """Once more changes nothing."""
+    job = make_job(Normalised, batch=BATCH)
+    captured, ordinary = (_trained(job, 5, captured=captured).model.state_dict() for captured in (True, False))
+    for name, tensor in ordinary.items():
+        torch.testing.assert_close(captured[name], tensor)
+
+
+def test_a_pass_with_hooks_after_accumulation_is_not_captured() -> None:
+    """What is repeated gives gradients back without accumulating them, so that no such hook is called."""
+
+    def clip(parameter: torch.Tensor) -> None:
+        parameter.grad.clamp_(-0.01, 0.01)
+
+    def clipped() -> nn.Module:
+        model = _mlp()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(clip)
+        return model
+
+    with pytest.raises(RunFailed, match="cannot be captured: a parameter has a hook after accumulation"):
+        _trained(_job(clipped), 1, captured=True)

@@ -761,6 +761,19 @@ def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Sample
         assert check(kept, samples_of(kept)).unsaved == ()
 
 
+@pytest.mark.parametrize("rebinds", [False, True])
+def test_parameters_that_each_pass_moves_keep_a_batch_whole(rebinds: bool) -> None:
+    """No buffer has changed, and no loss: parts of a batch would move a mean teacher as often as there are parts."""
+    found = probed(make_job(partial(models.Teacher, rebinds=rebinds)))
+    assert (found.kind, found.group) == ("whole_group", 16)
+    assert found.causes == ("the parameter 'teacher.0.weight', which each pass changes",)
+
+
+def test_parameters_that_are_normalised_in_place_leave_samples_separable() -> None:
+    """The second part of a batch finds them as the first has left them."""
+    assert probed(make_job(models.Normalised)).kind == "separable"
+
+
 def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
     """A run that begins at once is told, too, that a pass hands a tensor to the next which no checkpoint holds."""
     job = make_job(models.Queue)

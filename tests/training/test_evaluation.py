@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,11 @@ import stoker
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs.optimizers import ScheduleFreeAdamW
 from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import datasets_of
+from stoker.records import Coupling
 from stoker.stepping.python_state import python_state
 from stoker.training.evaluation import CHECKED, check_held_out, evaluate, is_better
-from tests.training.builders import advance, blobs, net, step_of, tiny_job
+from tests.training.builders import PLAN, advance, blobs, net, step_of, tiny_job
 
 INPUTS, TARGETS = blobs(37)
 
@@ -54,6 +57,47 @@ def test_an_evaluation_is_that_of_the_whole_set_whatever_the_batch(size: int) ->
     assert found["accuracy"] == pytest.approx(float((output.argmax(1) == targets)[valid].float().mean()))
     hits = ((output.argmax(1) == 1) & (targets == 1)).sum() / (targets == 1).sum()
     assert found["positives"] == pytest.approx(float(hits))
+
+
+class Lengths(torch.utils.data.Dataset):
+    """Points of 1 to 9 rows, and their class."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUTS[index].repeat(1 + index * 7 % 9, 1), TARGETS[index]
+
+
+class Mean(nn.Module):
+    """The mean over rows, padding included: what a sample gives depends on the longest of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x_BTF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 2]."""
+        logits_B2: torch.Tensor = self.layer(x_BTF.mean(1))
+        return logits_B2
+
+
+def test_held_out_samples_are_padded_as_many_together_under_any_plan() -> None:
+    """A smaller micro-batch cuts a batch that is padded already, as in training; else a plan would choose the best."""
+    step = step_of(tiny_job(model=Mean, data=Lengths(), fields=stoker.Fields(collate=stoker.lengths.padded())))
+    samples = datasets_of(step.job).train
+    whole = evaluate(step, samples, 16)
+    for size in (1, 3, 8):
+        assert evaluate(step, samples, size) == pytest.approx(whole, rel=1e-5)
+
+
+def test_norms_without_running_statistics_are_evaluated_in_coupling_groups() -> None:
+    """They normalise by what passes at once: that is what belongs together, not what a plan has at once."""
+    coupling = Coupling(kind="batch_norm", group=4, causes=("norm",), evidence="known")
+    model = functools.partial(nn.Sequential, nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False))
+    step = step_of(tiny_job(model=model, coupling_group=4), PLAN, coupling)
+    samples = as_samples((INPUTS[:36], TARGETS[:36]), what="valid")
+    assert evaluate(step, samples, 16) == pytest.approx(evaluate(step, samples, 4), rel=1e-6)
 
 
 def test_a_metric_per_sample_is_averaged_over_samples() -> None:

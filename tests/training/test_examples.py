@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_labels_without_a_score_are_not_given_to_a_loss(label: int) -> None:
     """Identities of embeddings, or labels that a function leaves out: on a GPU an assertion would end the process."""
     watcher, output = ExampleWatcher("valid", Fields()), torch.zeros(4, 2)
     content = (INPUTS[:4], torch.tensor([0, 1, label, 0]))
-    watcher.see(output, content[1], content, SimpleNamespace(indices=range(4)))
+    watcher.see(output, content[1], content, np.arange(4))
     assert watcher.problem is not None
     assert "but outputs have 2 scores" in watcher.problem
 
@@ -238,7 +237,7 @@ def test_reconstructions_are_shown_as_pictures() -> None:
     images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     for targets, num in ((images, 0), (1 - images, 6)):
         watcher = ExampleWatcher("valid", Fields(None, 1))
-        watcher.see(Flat()(images), targets, (images, targets), SimpleNamespace(indices=range(6)))
+        watcher.see(Flat()(images), targets, (images, targets), np.arange(6))
         assert watcher.problem is None
         (found,) = collect_examples([watcher], ALONE)
         assert sum(one.target_picture is not None for one in found.first) == num

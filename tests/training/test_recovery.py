@@ -154,6 +154,43 @@ def test_generators_and_replaced_buffers_begin_the_update_anew() -> None:
     assert_bit_equal(*(everything_of(one.step) for one in trained))
 
 
+class Following(nn.Module):
+    """A scale that is trained, and a frozen one that follows it with each pass in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast = nn.Parameter(torch.ones(6, dtype=torch.float64))
+        self.slow = nn.Parameter(torch.zeros(6, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The input, scaled."""
+        with torch.no_grad():
+            self.slow.lerp_(self.fast, 0.1)
+        return inputs * self.fast
+
+
+def following(last: nn.Module) -> nn.Module:
+    """Two layers behind scales, with `last` after them."""
+    return nn.Sequential(Following(), nn.Linear(6, 2).double(), last)
+
+
+def test_frozen_parameters_that_follow_others_begin_the_update_anew() -> None:
+    """From the second update on what the failed attempt did to them is undone, as with buffers."""
+    job = job_of(model=lambda: following(Cramped(8, since=1)))
+    found = Trained(job, 16, SEPARABLE).run(2)
+    assert found.step.plan.micro_batch == 8
+    expected = Trained(job_of(model=lambda: following(nn.Identity())), 16, SEPARABLE).run(1)
+    for _ in range(2):  # the second update, in two halves
+        expected.step.model[0].slow.lerp_(expected.step.model[0].fast.detach(), 0.1)
+    assert torch.equal(found.step.model[0].slow, expected.step.model[0].slow)
+
+
+def test_frozen_parameters_that_move_in_the_first_update_cannot_be_put_back() -> None:
+    """No copy of them was made: training begins again."""
+    with pytest.raises(RollBack):
+        Trained(job_of(model=lambda: following(Cramped(8))), 16, SEPARABLE).run(1)
+
+
 def test_a_ragged_batch_goes_to_a_size_below_its_own() -> None:
     """Of 80 samples in batches of 60 the second has 20: the next size that could help it is 15, not 30."""
     job = job_of(Cramped(15, since=1), batch=60, coupling_group=None)

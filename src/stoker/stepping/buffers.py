@@ -1,12 +1,20 @@
 """A model's buffers, kept and put back where a pass may have to be undone: 17 µs for the 24 of eight batch norms.
 
-Not seen: large buffers written to past the version counter (`.data`).
+With them go frozen parameters that passes change, such as those of a momentum encoder or a mean teacher; which these
+are is seen in a run's first updates (`FrozenWatch`).
+
+Not seen: large buffers written to past the version counter (`.data`); frozen parameters that begin to change later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from stoker.stepping.distributed_tensors import as_real, local
 
 SMALL_BYTES = 2**20
 """Buffers up to this size are copied each time: batch norm's are, and it does not count up their versions."""
@@ -17,11 +25,18 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._slots = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
-        self.are_there = bool(self._slots)
         self._tensors: list[torch.Tensor] = []
         self._small: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         """Buffers of one kind, and their copies: a GPU copies those of one dtype in one kernel."""
         self._large: list[_Large] = []
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        self._moving: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._num_known = 0
+
+    @property
+    def are_there(self) -> bool:
+        """Whether there is anything to keep."""
+        return bool(self._slots or (self._frozen and len(_MOVING)))
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -34,6 +49,11 @@ class Buffers:
             torch._foreach_copy_(copies, originals)
         for large in self._large:
             large.keep()
+        if self._num_known != len(_MOVING):
+            self._num_known = len(_MOVING)
+            self._moving = [(frozen, torch.empty_like(frozen)) for frozen in self._frozen if frozen in _MOVING]
+        for parameter, copy in self._moving:
+            copy.copy_(parameter)
 
     @torch.no_grad()
     def restore(self) -> bool:
@@ -43,6 +63,8 @@ class Buffers:
         for originals, copies in self._small:
             torch._foreach_copy_(originals, copies)
         are_kept = [large.restore() for large in self._large]
+        for parameter, copy in self._moving:
+            parameter.copy_(copy)
         return all(are_kept)
 
     def _take(self, tensors: list[torch.Tensor]) -> None:
@@ -89,3 +111,61 @@ class _Large:
 def _version(tensor: torch.Tensor) -> int:
     """Autograd's count of in-place changes of the tensor."""
     return tensor._version  # noqa: SLF001 - documented: https://docs.pytorch.org/docs/stable/notes/autograd.html
+
+
+_MOVING = WeakTensorKeyDictionary()
+"""Frozen parameters that were seen to change in a pass."""
+
+_NUM_MARKED = 1024
+"""Elements of a parameter that are looked at, evenly spaced: whoever follows weights changes all."""
+_LOOKS = 4
+"""Updates before which a run's frozen parameters are looked at."""
+
+
+def marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
+    """Two sums over some elements of each, which differ after all of them have changed; NaN counts as 0."""
+    marks: list[tuple[float, float]] = []
+    for parameter in parameters:
+        tensor = local(parameter.detach())
+        if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+            marks.append((0.0, 0.0))
+            continue
+        flat = as_real(tensor).reshape(-1)
+        some = flat[:: max(1, flat.numel() // _NUM_MARKED)].double().nan_to_num()
+        marks.append((float(some.sum()), float(some @ torch.arange(1, len(some) + 1).to(some))))
+    return marks
+
+
+class FrozenWatch:
+    """Finds the frozen parameters of a model that change from update to update, in its first ones; `Buffers` keep them.
+
+    The optimiser does not move them: a pass does, in which they follow others.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        self._left = _LOOKS if self._frozen else 0
+        self._marks: list[tuple[float, float]] = []
+
+    def look(self) -> None:
+        """Look at them before an update."""
+        if not self._left:
+            return
+        self._left -= 1
+        for parameter in self._changed():
+            _MOVING[parameter] = True
+        self._marks = marks_of(self._frozen)
+
+    def has_unkept(self) -> bool:
+        """Whether one has changed since the last look that is not known to: no copy is kept of it."""
+        return bool(self._left) and any(parameter not in _MOVING for parameter in self._changed())
+
+    def _changed(self) -> list[nn.Parameter]:
+        if not self._marks:
+            return []
+        now = marks_of(self._frozen)
+        return [
+            p
+            for p, was, mark in zip(self._frozen, self._marks, now, strict=True)
+            if mark != was and not p.requires_grad
+        ]

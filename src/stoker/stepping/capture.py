@@ -32,7 +32,7 @@ from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors, tensors_of
 from stoker.loading.order import python_generators
-from stoker.stepping.buffers import Buffers
+from stoker.stepping.buffers import Buffers, marks_of
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
@@ -89,7 +89,10 @@ class CapturedPass(BatchPass):
             with doing("recording a forward and backward pass", is_long=True), _in_capture(), heap_kept_small():
                 renew_heap()  # what is recorded stays: among other passes' tensors it would keep these from their place
                 self._form, self._repeat = form, self._captured(content, leaves)
+                weights = marks_of(self._model.parameters())  # after one pass: weights may be normalised in place
                 self._check(content, update)
+                if weights != marks_of(self._model.parameters()):
+                    raise _uncapturable("the model or the loss changes parameters as it runs")
         if form != self._form:
             return self._ordinary(batch, update)
         if update % CHECK_EVERY == 0:
@@ -124,6 +127,9 @@ class CapturedPass(BatchPass):
         return loss.sum.detach() / count, laid_out
 
     def _captured(self, content: Content, leaves: list[torch.Tensor]) -> Repeat:
+        if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self._parameters):
+            raise _uncapturable("a parameter has a hook after accumulation, which nothing would call")
+
         def work(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             remaining = iter(inputs)
             mean, gradients = self._pass(map_tensors(content, lambda _: next(remaining)))

@@ -134,6 +134,10 @@ def _require_usable(job: Job, probe: CouplingProbe, num_samples: int) -> tuple[s
 
 def _probed(job: Job, probe: CouplingProbe, *, is_repeatable: bool, began_s: float) -> Coupling:
     """The coupling by comparisons of losses; `began_s` is the CPU time of this process when probing began [s]."""
+    if probe.moving is not None:
+        return _coupled(
+            job, "whole_group", (probe.moving,), "parts of a batch would change it more often than the whole"
+        )
     if not is_repeatable:
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(

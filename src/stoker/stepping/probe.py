@@ -34,6 +34,7 @@ from stoker.loading.order import (
 )
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
+from stoker.stepping.buffers import marks_of
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.losses import LossForm, TrainingObjective
@@ -293,6 +294,8 @@ class CouplingProbe:
     few: tuple[int, float] = (0, 0.0)
     """A number of samples, and the CPU time of one loss of them [s]."""
     carried: CarriedPythonState = field(default_factory=CarriedPythonState)
+    moving: str | None = None
+    """A parameter that each pass changes, as text; copies of the model share it."""
 
     @property
     def model(self) -> nn.Module:
@@ -369,8 +372,9 @@ class CouplingProbe:
         """
         model, quad = next(self.quads())
         batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
-        before, copy_ = python_state(model, loss), fresh(model)
+        before, copy_, weights = python_state(model, loss), fresh(model), marks_of(model.parameters())
         value = self.value_of(copy_, batch, 0, batch.size)
+        moving = None if weights == marks_of(model.parameters()) else self._moving_parameter(model, batch)
         first = value if self.first is None else self.first
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
@@ -379,7 +383,9 @@ class CouplingProbe:
         if not (changed := after.changed_since(before)):
             is_same_set = copy_ is not model and now.keys() == initial.keys()
             is_traceless = is_same_set and all(_is_equal(now[name], initial[name]) for name in initial)
-            return is_same, replace(self, leaves_no_trace=is_traceless, carried=CarriedPythonState(unsaved=buffers))
+            carried = CarriedPythonState(unsaved=buffers)
+            is_traceless = is_traceless and moving is None
+            return is_same, replace(self, leaves_no_trace=is_traceless, carried=carried, moving=moving)
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
         at_twin = python_state(twin, loss)
@@ -393,10 +399,19 @@ class CouplingProbe:
         not_copied = {place for place in changed if is_shared(place[0]) or twin is model}
         steady = (changed - not_copied) - at_twin.changed_since(after)
         each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
-        carried = each_time | (steady if is_moving else steady & again.changed_since(after))
-        texts = {place: after.in_words(place) for place in sorted(carried)}
+        handed_on = each_time | (steady if is_moving else steady & again.changed_since(after))
+        texts = {place: after.in_words(place) for place in sorted(handed_on)}
         unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
-        return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)))
+        return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)), moving=moving)
+
+    def _moving_parameter(self, model: nn.Module, batch: Batch) -> str | None:
+        """The first parameter that another pass of a batch changes again, as text; not one that is normalised."""
+        weights = marks_of(model.parameters())
+        self.value_of(fresh(model), batch, 0, batch.size)
+        now = zip(model.named_parameters(), weights, marks_of(model.parameters()), strict=True)
+        return next(
+            (f"the parameter {name!r}, which each pass changes" for (name, _), was, mark in now if was != mark), None
+        )
 
     def _unsaved_buffers(self, model: nn.Module, passed: nn.Module, batch: Batch, value: Value) -> tuple[str, ...]:
         """The buffers without a place in `state_dict()` that a pass hands to the next, as text.

@@ -33,6 +33,7 @@ from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.records.codec import JSON
+from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.loss_checks import is_by_label
 from stoker.stepping.losses import Compared
 from stoker.stepping.step import Step
@@ -130,8 +131,8 @@ def _with_extremes(indices: Indices, samples: Samples, job: Job) -> Indices:
 class EvaluationWatcher(Protocol):
     """Sees every batch of an evaluation."""
 
-    def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
-        """See a batch that this process counts; `content` is its samples, ready for the model."""
+    def see(self, output: Any, target: Any, content: Content, indices: Indices) -> None:
+        """See samples that this process counts, `indices` [B] of the set; `content` has them ready for the model."""
         ...
 
     def miss(self, problem: Exception) -> None:
@@ -146,9 +147,9 @@ def evaluate(
     beat: Callable[[], None] | None = None,
     watcher: EvaluationWatcher | None = None,
 ) -> dict[str, float]:
-    """The loss and every metric over `samples`, in batches of `size`: sums divided once by their counts.
+    """The loss and every metric over `samples`, `size` of them at once: sums divided once by their counts.
 
-    Several processes take a part each, and all return the result. `beat` is called after each batch, as a sign of life
+    Several processes take a part each, and all return the result. `beat` is called after each pass, as a sign of life
     for the watchdog; `watcher` sees the samples that are evaluated in this process.
 
     Raises:
@@ -162,10 +163,11 @@ def evaluate(
         watcher = None  # each process has parts of samples
     part = Split(world.layout.sample_part(world.rank), world.layout.sample_parts)
     stateful = stateful_metrics(step)
-    shown: list[tuple[Batch, bool]] = []
+    shown: list[tuple[Indices, bool]] = []
+    size, collated = _sizes(step, size, part.parts)
 
     def observe(compared: Compared, content: Content) -> None:
-        batch, counts_here = shown[-1]
+        indices, counts_here = shown[-1]
         try:
             output, target = compared()  # also where nothing counts: processes that share a model meet in it
         except Exception as problem:
@@ -177,7 +179,7 @@ def evaluate(
             with torch.autocast(step.device.type, enabled=False):
                 stateful.update(output, target)
         if counts_here and watcher is not None:
-            watcher.see(output, target, content, batch)
+            watcher.see(output, target, content, indices)
 
     is_observed = stateful is not None or watcher is not None
     of = 0 if samples.data_class == "stream" else math.ceil(len(samples) / size / part.parts)
@@ -186,12 +188,12 @@ def evaluate(
         step.evaluation() as measure,
         step.objective.observed_by(observe if is_observed else None),
     ):
-        for batch in in_order(samples, step.pipeline(samples, augmented=False), size, part):
-            counts_here = all(part_of.counts for part_of in batch.passes(size))
-            shown[:] = [(batch, counts_here)]
-            for name, measured in measure(batch.cut(0, batch.size), batch.size).items():
-                sums[name] = sums.get(name, 0.0) + float(measured.sum) * counts_here
-                counts[name] = counts.get(name, 0.0) + float(measured.count) * counts_here
+        batches = in_order(samples, step.pipeline(samples, augmented=False), collated, part)
+        for batch, one in ((held, one) for held in batches for one in held.passes(size)):
+            shown[:] = [(batch.indices[one.start : one.stop], one.counts)]
+            for name, measured in measure(batch.cut(one.start, one.stop), one.size).items():
+                sums[name] = sums.get(name, 0.0) + float(measured.sum) * one.counts
+                counts[name] = counts.get(name, 0.0) + float(measured.count) * one.counts
             activity.step += 1
             if beat is not None:
                 beat()
@@ -203,6 +205,18 @@ def evaluate(
         raise RunFailed(f"{empty[0]} counted nothing in {len(samples)} samples of {samples.name}")
     whole = {name: sums[name] / counts[name] for name in sums}
     return whole if stateful is None else whole | stateful.computed(world)
+
+
+def _sizes(step: Step, size: int, parts: int) -> tuple[int, int]:
+    """Samples that pass at once, and those that are collated together, in each of so many processes.
+
+    What is collated, and padded, together is as many samples under any plan; and norms without running statistics have
+    a coupling group at once, by which they normalise in an evaluation, too.
+    """
+    group = step.coupling.group
+    if group is not None and any(norm.running_mean is None for norm in batch_norms(step.model)):
+        size = min(size, group)
+    return size, size if step.job.fields.collate is None else max(size, math.ceil(step.job.batch_size / parts))
 
 
 def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 
 from stoker.errors import first_line
 from stoker.jobs.fields import Fields
-from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, tensors_of
 from stoker.loading.lengths import IGNORED_TARGET
+from stoker.loading.order import Indices
 from stoker.records.codec import from_json, to_json
 from stoker.records.run import Example, ExampleSet, ExampleSets
 from stoker.stepping.world import World
@@ -61,12 +61,12 @@ class ExampleWatcher:
     _pictures: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     _range: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
+    def see(self, output: Any, target: Any, content: Content, indices: Indices) -> None:
         """As `EvaluationWatcher.see`."""
         if self.problem is not None:
             return
         try:
-            self._see(output, target, content, [int(index) for index in batch.indices])
+            self._see(output, target, content, indices.tolist())
         except Exception as error:  # noqa: BLE001 - a picture must not cost a run its result
             self.problem = f"{type(error).__name__}: {error}"
 

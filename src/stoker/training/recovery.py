@@ -29,7 +29,7 @@ from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
 from stoker.loading.order import python_generators, restore_python_generators
 from stoker.records import FULL_PRECISIONS, Position, Precision
-from stoker.stepping.buffers import Buffers
+from stoker.stepping.buffers import Buffers, FrozenWatch
 from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, free_bytes, ran_out_of_memory, reachable_bytes
@@ -287,24 +287,27 @@ _LOOK_EVERY = 256
 
 
 class UpdateSnapshot:
-    """A model's buffers and the global generators, as they were before an update; weights change last.
+    """A model's buffers, frozen parameters that passes change, and the global generators as they were before an update.
 
-    `always`: generators are copied before each update, since one that fails is skipped and not made again.
+    Weights change last. `always`: generators are copied before each update, since one that fails is skipped and not
+    made again.
     """
 
     def __init__(self, model: nn.Module, *, always: bool = False) -> None:
         self._buffers = Buffers(model)
+        self._frozen = FrozenWatch(model)
         self._generators = Generators(always=always)
 
     def keep(self) -> None:
         """Copy the present state."""
+        self._frozen.look()
         if self._buffers.are_there:
             self._buffers.keep()
         self._generators.keep()
 
     def restore(self) -> bool:
         """Put the copy back; returns whether all of it could be."""
-        are_back = self._generators.restore()
+        are_back = self._generators.restore() and not self._frozen.has_unkept()
         return self._buffers.restore() and are_back
 
 
