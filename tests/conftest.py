@@ -90,7 +90,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Skip what begins after STOKER_TESTS_UNTIL, seconds since 1970: a slow machine runs as many slow tests as it can."""
+    """Skip what begins after STOKER_TESTS_UNTIL, seconds since 1970, so that a slow machine ends in time."""
     until = os.environ.get("STOKER_TESTS_UNTIL")
     if until and time.time() > float(until):
         pytest.skip("the time for tests was over (STOKER_TESTS_UNTIL)")
