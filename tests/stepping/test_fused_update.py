@@ -89,6 +89,7 @@ def test_parameters_may_get_gradients_in_turn(kind, settings) -> None:
         update()
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs)
+    assert optimizer.state_dict()["state"].keys() == by_itself.state_dict()["state"].keys()  # without momentum none
 
 
 def test_other_optimizers_make_their_own_step() -> None:

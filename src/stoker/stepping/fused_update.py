@@ -149,9 +149,9 @@ class _UpdateByKind:
                     by_kind[self._kind_of(parameter, group)].append(parameter)
             for (*_, is_first), parameters in by_kind.items():
                 own, gradients = all_local(parameters), all_local(p.grad for p in parameters if p.grad is not None)
-                states = [self._optimizer.state[p] for p in parameters]
-                names = _state_names(group, is_sgd=self._is_sgd)
-                tensors = Tensors(own, *(all_local(state[name] for state in states) for name in names))
+                names = _state_names(group, is_sgd=self._is_sgd)  # of none, no state is looked up, which would make it
+                columns = (all_local(self._optimizer.state[p][name] for p in parameters) for name in names)
+                tensors = Tensors(own, *columns)
                 if self._is_sgd:
                     _sgd(self._kernel, group, tensors, gradients, is_first=is_first)
                 else:
