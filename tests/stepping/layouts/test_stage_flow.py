@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.loading.fields import tensors_of
 from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout
 from stoker.stepping.layouts.pipeline_cut import cut_into_stages
-from stoker.stepping.layouts.stage_flow import StageFlow, StageFollower, outline_of
+from stoker.stepping.layouts.stage_flow import StageFlow, StageFollower, outline_of, with_tensors
 from stoker.stepping.layouts.stages import EXECUTION
 from stoker.zoo import GPT, Llama
 from tests.stepping.layouts.passing import WIDTH, Passing, passing_job
@@ -231,3 +234,15 @@ def test_following_a_pass_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, MappingProxyType])
+def test_tensors_that_parts_return_have_one_order_of_places(kind: Any) -> None:
+    """What is read of an output by its place and what is put at the place is one tensor, whatever holds it."""
+    output = kind({"hidden": torch.zeros(1), "others": [torch.zeros(2)]}), torch.zeros(3)
+    places = iter(range(3))
+    numbered = with_tensors(output, lambda tensor: (next(places), len(tensor)))
+    assert (numbered[0]["hidden"], numbered[0]["others"]) == ((0, 1), [(1, 2)])
+    assert numbered[1] == (2, 3)
+    assert [len(tensor) for tensor in tensors_of(output)] == [1, 2, 3]
+    assert isinstance(output[0]["hidden"], torch.Tensor)  # a copy was changed

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,12 +118,15 @@ def parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, nn.Modu
 
 
 def with_tensors(content: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """As `stoker.loading.fields.map_tensors`, with dicts of a class of their own kept as such."""
+    """As `stoker.loading.fields.map_tensors`, with dicts of a class of their own kept as such.
+
+    Tensors come in the order of `tensors_of`: their places in it are what stages agree on.
+    """
     if isinstance(content, torch.Tensor):
         return change(content)
-    if isinstance(content, dict):
+    if isinstance(content, Mapping):
         changed = {key: with_tensors(item, change) for key, item in content.items()}
-        if type(content) is dict:
+        if type(content) is dict or not isinstance(content, MutableMapping):
             return changed
         result = copy.copy(content)
         for key, item in changed.items():
