@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob
-from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
+from stoker.jobs import EMA, LOSSES, METRICS, SGD, Job, holdout
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
 from stoker.jobs.lengths import packed
@@ -167,7 +167,14 @@ def test_a_holdout_is_a_share(fraction: float) -> None:
     """All or nothing cannot be set aside."""
     with pytest.raises(ValueError, match=f"between 0 and 1, got {fraction}"):
         holdout(fraction)
-    assert holdout(0.1, seed=3) == Holdout(0.1, 3)
+
+
+def test_settings_of_a_holdout_are_named() -> None:
+    """`holdout(0.1, True)` would say neither seed nor classes."""
+    held = holdout(0.1, seed=3, stratify=True)
+    assert (held.fraction, held.seed, held.stratify) == (0.1, 3, True)
+    with pytest.raises(TypeError, match="positional"):
+        holdout(0.1, True)  # type: ignore[misc]
 
 
 class Accuracy:

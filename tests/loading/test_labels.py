@@ -145,7 +145,7 @@ def test_a_holdout_by_class_parts_the_data_in_shares(classes: list[int], fractio
         return
     samples = as_samples((torch.arange(len(classes)), torch.tensor(classes)), what="data")
     labels = Labels(np.array(classes), (0, 1, 2, 3))
-    rest, held = held_out_by_class(samples, Holdout(fraction, seed, stratify=True), labels)
+    rest, held = held_out_by_class(samples, Holdout(fraction, seed=seed, stratify=True), labels)
     assert sorted([*rest.all_of(0).tolist(), *held.all_of(0).tolist()]) == list(range(len(classes)))
     assert len(held) == aside
     for name in range(4):
@@ -156,7 +156,7 @@ def test_a_holdout_by_class_is_another_one_for_another_seed_and_named_in_the_fin
     """The same for the same seed."""
     samples = as_samples((torch.arange(100), torch.arange(100) % 2), what="data")
     labels = Labels(np.arange(100) % 2, (0, 1))
-    first, again, other = (held_out_by_class(samples, Holdout(0.2, seed), labels)[1] for seed in (1, 1, 2))
+    first, again, other = (held_out_by_class(samples, Holdout(0.2, seed=seed), labels)[1] for seed in (1, 1, 2))
     assert first.all_of(0).tolist() == again.all_of(0).tolist() != other.all_of(0).tolist()
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
     assert "of each class" in first.name

@@ -236,22 +236,22 @@ def test_a_holdout_divides_the_data(size: int, fraction: float, seed: int) -> No
     aside = round(size * fraction)
     if not 0 < aside < size:
         with pytest.raises(BadJob, match=f"sets {aside} of {size} samples aside"):
-            hold_out(whole, Holdout(fraction, seed))
+            hold_out(whole, Holdout(fraction, seed=seed))
         return
-    parts = hold_out(whole, Holdout(fraction, seed))
+    parts = hold_out(whole, Holdout(fraction, seed=seed))
     rest, held = (part.fetch(np.arange(len(part)), 0)[0].tolist() for part in parts)
     assert len(held) == aside
     assert sorted(rest + held) == list(range(size))
     assert rest == sorted(rest)
     assert held == sorted(held)
-    again = hold_out(as_samples((torch.arange(size),), what="data"), Holdout(fraction, seed))
+    again = hold_out(as_samples((torch.arange(size),), what="data"), Holdout(fraction, seed=seed))
     assert again[1].fetch(np.arange(aside), 0)[0].tolist() == held
 
 
 def test_another_seed_holds_out_others() -> None:
     """And the fingerprints say so, of both parts."""
     whole = as_samples((X, Y), what="data")
-    ways = [hold_out(whole, Holdout(0.3, seed)) for seed in range(4)]
+    ways = [hold_out(whole, Holdout(0.3, seed=seed)) for seed in range(4)]
     assert len({tuple(held.fetch(np.arange(3), 0)[1].tolist()) for _, held in ways}) > 1
     assert len({part.fingerprint() for way in ways for part in way}) == 8
 

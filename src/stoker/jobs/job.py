@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
@@ -68,6 +68,7 @@ class Holdout:
     """
 
     fraction: float
+    _: KW_ONLY
     seed: int = 0
     stratify: bool = False
 
