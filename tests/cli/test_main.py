@@ -17,6 +17,7 @@ import torch
 import stoker
 from stoker import __main__ as entry_module
 from stoker.cli import main as main_module
+from stoker.cli.terminal import say, teller
 from stoker.errors import BadJob
 from stoker.records import Decision, from_json
 from tests.flow.command import BLOBS, command, job_file, plan_file, stoker_here
@@ -271,3 +272,11 @@ def test_what_is_no_job_is_told_from_python(given: object) -> None:
     """The function that makes one, or the file it is in."""
     with pytest.raises(BadJob, match=r"this takes a stoker\.Job, got .*(function|'job\.py')"):
         stoker.train(given)  # type: ignore[arg-type]
+
+
+def test_texts_that_look_like_pictures_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A host called `moon` in `slurm:moon:gpu` is a host; so is one in a path."""
+    say("report: runs/slurm:moon:gpu/[bold]")
+    teller(quiet=False)("asking slurm:moon:gpu")
+    teller(quiet=True)("asking slurm:star:gpu")
+    assert tuple(capsys.readouterr()) == ("report: runs/slurm:moon:gpu/[bold]\n", "asking slurm:moon:gpu\n")

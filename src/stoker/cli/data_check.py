@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from stoker import api
 from stoker.cli.terminal import AsJson, column_table, output, print_document
@@ -137,7 +138,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
     else:
         console.print("[green]nothing was found[/]")
     for note in check.notes:
-        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(Text(note, "dim"), soft_wrap=True)
     console.print(f"samples kept: {clean.kept:,}, left out: {len(clean.dropped):,}", highlight=False)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from stoker import api, cli
 from stoker.cli.elsewhere import launched_document, render_launched
@@ -21,7 +22,7 @@ def report(run: RunWord = "latest", as_json: AsJson = False) -> None:
     if as_json:
         print_document({"report": str(path), "run": to_json(record.run)})
         return
-    Console().print("\n".join(api.summary_lines(record)), highlight=False, markup=False)
+    Console().print(Text("\n".join(api.summary_lines(record))))
     say(f"report: {path}")
 
 

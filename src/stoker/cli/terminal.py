@@ -99,12 +99,12 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
 def teller(*, quiet: bool) -> Callable[[str], None]:
     """Prints on standard error, a line each, what a long command says while it goes on; nothing if `quiet`."""
     console = Console(stderr=True, quiet=quiet)
-    return lambda line: console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+    return lambda line: console.print(Text(line, "dim"), soft_wrap=True)
 
 
 def say(text: str, *, style: str | None = None) -> None:
     """Print a text as it is, its lines as long as they are: paths are there to be copied."""
-    Console().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    Console().print(Text(text, style or ""), soft_wrap=True)  # a string would have `:moon:` turned into a picture
 
 
 def column_table(*titles: str, folds: Collection[str] = (), title: str | None = None) -> Table:
