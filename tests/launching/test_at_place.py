@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -457,8 +458,8 @@ def test_an_order_that_no_host_began_is_lost(run: Path) -> None:
     assert state_of(run).phase == "running"
 
 
-def test_a_full_disk_is_evidence_of_a_run_that_could_not_write_why(run: Path) -> None:
-    """Of a failed or a lost one; one that goes on, or has room, says what it says."""
+def test_a_full_disk_is_evidence_of_a_run_that_could_not_write_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a failed or a lost one, in one sentence; one that goes on, or has room, says what it says."""
     lost = _state(phase="lost", why="was running and is gone")
     shown = combined([lost])
     assert noting_full_disk(shown, run, 16 << 10).evidence == f"the disk of {run} has 16.0 KiB free"
@@ -467,6 +468,9 @@ def test_a_full_disk_is_evidence_of_a_run_that_could_not_write_why(run: Path) ->
     assert noting_full_disk(shown, run, 1 << 30) == shown
     running = combined([_state()])
     assert noting_full_disk(running, run, 0) == running
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=16 << 10))
+    _write(run, _state(phase="failed", evidence="rank 0 ended with 1"))
+    assert state_of(run).evidence == f"rank 0 ended with 1; the disk of {run} has 16.0 KiB free"
 
 
 def test_several_hosts_are_one_state() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs.fields import Fields
-from stoker.loading.fields import can_be_cut, cut, map_tensors, take
+from stoker.loading.fields import can_be_cut, cut, map_tensors, take, tensors_of
 from stoker.loading.samples import ItemSamples
 
 X, Y, MASK = torch.arange(12.0).view(4, 3), torch.arange(4), torch.ones(4, 2)
@@ -120,6 +120,7 @@ def test_mapping_reaches_every_tensor_and_nothing_else() -> None:
     content = {"a": [X, ("word", Y)], "b": Pair(X, 3)}
     changed = map_tensors(content, lambda tensor: tensor * 2)
     assert is_equal(changed, {"a": [X * 2, ("word", Y * 2)], "b": Pair(X * 2, 3)})
+    assert is_equal(tensors_of(content), [X, Y, X])
 
 
 SHAPES = st.sampled_from(["tuple", "list", "dict", "nested", "named", "tensor"])

@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import nn
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job, Loss, schedules
-from stoker.loading.fields import Content
+from stoker.loading.fields import Content, tensors_of
 from stoker.loading.lengths import IGNORED_TARGET
 from stoker.planning.resolved_job import resolve_job
 from stoker.records.compression import Pruning
@@ -133,13 +133,7 @@ def require_output(job: Job) -> None:
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     """The tensors of floating point in an output, in order."""
-    if isinstance(output, torch.Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        return [tensor for item in output.values() for tensor in _tensors(item)]
-    if isinstance(output, Sequence) and not isinstance(output, str):
-        return [tensor for item in output for tensor in _tensors(item)]
-    return []
+    return [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
 
 
 SHARE_OF_TRAINING = 0.25

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from stoker.loading.fields import tensors_of
 from stoker.units import MIB
 
 _MOST_SETS = 4
@@ -146,18 +147,7 @@ def prepare_call(call: Call, pool: OperandPool) -> tuple[Caller, Arguments, obje
 
 
 def _num_bytes(value: object) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(value))
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+    return sum(tensor.nbytes for tensor in tensors_of(value))
 
 
 @dataclass(frozen=True)

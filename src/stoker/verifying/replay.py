@@ -204,11 +204,12 @@ def updates_of(text: str) -> frozenset[int]:
 def print_answer(work: Callable[[], dict[str, Any]]) -> int:
     """Print the answer of `work` as JSON, or the problem that it had; the exit code [0, or the problem's]."""
     try:
-        answer, code = work(), BadRun.exit_code
+        answer = work()
+        code = BadRun.exit_code if "problem" in answer else 0
     except StokerError as error:
         answer, code = {"problem": error.message, "kind": type(error).__name__}, error.exit_code
     print(json.dumps(answer))  # noqa: T201 - the answer
-    return code if "problem" in answer else 0
+    return code
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.loading.batches import Batch, in_order
-from stoker.loading.order import generator_states, restore_generators
+from stoker.loading.order import python_generators, restore_python_generators
 from stoker.records import Verdict
 from stoker.stepping.python_state import is_shared
 from stoker.stepping.step import Step
@@ -87,12 +87,12 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
             except StokerError as problem:
                 return verdict(_QUESTION, f"No: {problem.message}.", "writing a checkpoint and restoring it", None)
             # One process plays two, each with its own generators, and its own values in the loss and in globals.
-            generators, python = generator_states(), straight.step.python_changes()
+            generators, python = python_generators(), straight.step.python_changes()
             straight.evaluate_a_batch()
             straight.train(half // 2)
             straight.settle()
             straight.train(half - half // 2)
-            restore_generators(generators)
+            restore_python_generators(generators)
             resumed.step.put_python({holder: kept for holder, kept in python.items() if is_shared(holder)})
             resumed.train(half // 2)
             resumed.settle()
@@ -144,9 +144,9 @@ def first_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: int) -> str:
     """Why a resumed run differs, found by comparing step by step."""
     with _Training(subject) as one, _Training(subject) as two, _Training(subject, updates) as restored:
-        generators = generator_states()
+        generators = python_generators()
         two.train(updates)
-        restore_generators(generators)
+        restore_python_generators(generators)
         one.train(updates)
         if first_difference(state_of(one.step), state_of(two.step)) is not None:
             return (
@@ -165,9 +165,9 @@ def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: in
                     f"({tensor})."
                 )
             return f"A checkpoint does not bring {name} back."
-        generators = generator_states()
+        generators = python_generators()
         gradient = one.gradient()
-        restore_generators(generators)
+        restore_python_generators(generators)
         if any(not same_bits(a, b) for a, b in zip(gradient, restored.gradient(), strict=True)):
             return (
                 "The first gradient after the resume is another one, from equal tensors: the model or the loss keeps "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker.profiling.benchmark_calls import Call, OperandPool, prepare_call, tensors_in
+from stoker.profiling.benchmark_calls import Call, OperandPool, prepare_call
 
 _ATEN = torch.ops.aten
 
@@ -70,9 +70,3 @@ def test_results_are_kept_only_during_a_turn() -> None:
         caller()
         assert len(caller._kept) == caller.most_kept
     assert len(caller._kept) == 0
-
-
-def test_tensors_are_found_in_nests() -> None:
-    """In tuples, lists and dicts, and nothing else."""
-    x = torch.ones(1)
-    assert len(list(tensors_in(((x, [x, 1]), {"a": x, "b": None})))) == 3

@@ -38,7 +38,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from stoker.errors import NoDevice
-from stoker.loading.order import generator_states, restore_generators
+from stoker.loading.order import python_generators, restore_python_generators
 from stoker.records import TraceSettings
 from stoker.stepping.without_compiler import checkpointing_without_compiler, without_compiler
 
@@ -150,7 +150,7 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
             guards = _guards()
             stack.callback(guards.__setitem__, _CUDA_SLOT, guards[_CUDA_SLOT])
         leaving_out = stack.enter_context(_compiler_left_out())
-        stack.callback(restore_generators, generator_states())
+        stack.callback(restore_python_generators, python_generators())
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count()) if is_cuda else ()))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         with leaving_out():
