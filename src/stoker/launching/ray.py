@@ -114,8 +114,8 @@ class RayLauncher(Launcher):
         free = [used[name][1] - used[name][0] for used in usage.values() if name in used]
         is_free = sum(amount >= needed for amount in free) >= target.num_nodes
         why = "Ray's autoscaler reports free nodes" if is_free else "Ray says nothing about when devices are free"
-        starts_in_s, source = 0.0 if is_free else None, "a cluster that is there: no price is known"
-        return (Offer.of(target, starts_in_s=starts_in_s, price_source=source, why=why),)
+        source = "a cluster that is there: no price is known"
+        return (Offer.of(target, starts_in_s=0.0 if is_free else None, price_source=source, why=why),)
 
     def script(self, submission: Submission) -> str:
         """The job as it is posted."""

@@ -398,12 +398,12 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """`x` itself, of which each process uses a part: its gradient is the sum over the processes."""
-    return collective(x, lambda own: own.view_as(own), functools.partial(_sum, group=group))
+    return collective(x, lambda own: own.view_as(own), lambda gradient: _sum(gradient, group))
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum over the processes, each of which uses it in the same way."""
-    return collective(x, functools.partial(_sum, group=group), lambda gradient: gradient)
+    return collective(x, lambda own: _sum(own, group), lambda gradient: gradient)
 
 
 def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: bool) -> torch.Tensor:
@@ -413,17 +413,17 @@ def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: boo
     same, and each takes its part of the gradient.
     """
     take = _scatter_sum if is_shared else _own
-    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_gather, take)))
+    return collective(x, lambda own: _gather(own, dim, group), lambda gradient: take(gradient, dim, group))
 
 
 def scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of what all of them have."""
-    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_own, _gather)))
+    return collective(x, lambda whole: _own(whole, dim, group), lambda gradient: _gather(gradient, dim, group))
 
 
 def reduce_scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of the sum over them."""
-    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_scatter_sum, _gather)))
+    return collective(x, lambda own: _scatter_sum(own, dim, group), lambda gradient: _gather(gradient, dim, group))
 
 
 def _sum(x: torch.Tensor, group: Group) -> torch.Tensor:
