@@ -18,6 +18,7 @@ from stoker.reporting.history import (
     planned_plan,
     plans_in_force,
     samples_done,
+    updates_done,
 )
 from tests.reporting import story
 
@@ -75,9 +76,9 @@ def test_how_far_a_run_came_is_told_by_events_until_it_is_finished() -> None:
     events = [Event(kind="progress", at=0.0, fields={"samples": n, "updates": n // 10}) for n in (100, 200, 300)]
     report = story.report(events, status="unfinished")
     begun = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=0, updates=0))
-    assert samples_done(begun) == 300
+    assert (samples_done(begun), updates_done(begun)) == (300, 30)
     again = dataclasses.replace(begun, events=(*events, resumed(150)))
-    assert samples_done(again) == 150
+    assert (samples_done(again), updates_done(again)) == (150, 10)
     finished = dataclasses.replace(report, run=dataclasses.replace(report.run, status="finished", samples=310))
     assert samples_done(finished) == 310
     assert samples_done(dataclasses.replace(report, events=())) == report.run.samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Settings, column_table, load_job, output, print_document
+from stoker.cli.terminal import AsJson, Settings, column_table, load_job, output, print_document, teller
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
 from stoker.units import Duration, format_bytes, format_seconds
@@ -79,7 +78,7 @@ def compress(
             keep_all=keep_all,
             prune=prune,
             fine_tune=fine_tuning(fine_tune, prune=prune),
-            tell=teller(Console(stderr=True), quiet=as_json),
+            tell=teller(quiet=as_json),
             sink=silence if as_json else None,
         )
     if as_json:
@@ -90,16 +89,6 @@ def compress(
 
 
 _STYLES = {"chosen": "bold green", "reference": "bold", "passed": "", "rejected": "dim", "left out": "dim"}
-
-
-def teller(console: Console, *, quiet: bool) -> Callable[[str], None]:
-    """Prints what a search says while it goes on."""
-
-    def tell(line: str) -> None:
-        if not quiet:
-            console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-
-    return tell
 
 
 def silence(_event: Event) -> None:

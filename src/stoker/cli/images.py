@@ -11,7 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, JobFile, Settings, column_table, load_job, output, print_document, print_table
+from stoker.cli.terminal import (
+    AsJson,
+    JobFile,
+    Settings,
+    column_table,
+    load_job,
+    output,
+    print_document,
+    print_table,
+    teller,
+)
 from stoker.records import to_json
 from stoker.units import format_bytes
 
@@ -36,17 +46,10 @@ def image(
     as_json: AsJson = False,
 ) -> None:
     """Write an OCI image of a job: Python, packages, Stoker and code, without a daemon and without secrets."""
-    console = Console(stderr=True, highlight=False)
     with output(for_json=as_json):
         _, entry = load_job(job_file, settings)
         options = api.ImageOptions(base=base, include=tuple(include or ()), packages=tuple(packages or ()), name=name)
-        made = api.build_image(
-            job_file,
-            entry,
-            out,
-            options,
-            tell=lambda text: None if as_json else console.print(text, style="dim", markup=False),
-        )
+        made = api.build_image(job_file, entry, out, options, tell=teller(quiet=as_json))
     if as_json:
         print_document(to_json(made))
     else:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -94,6 +94,12 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """What is being done, on standard error, while it takes seconds; nothing if `quiet`."""
     with nullcontext() if quiet else api.waiting(what, Console(stderr=True)):
         yield
+
+
+def teller(*, quiet: bool) -> Callable[[str], None]:
+    """Prints on standard error, a line each, what a long command says while it goes on; nothing if `quiet`."""
+    console = Console(stderr=True, quiet=quiet)
+    return lambda line: console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def say(text: str, *, style: str | None = None) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stoker import api
 from stoker.cli.elsewhere import follow_run
-from stoker.cli.terminal import output, print_document, setting_pairs, waiting
+from stoker.cli.terminal import output, print_document, setting_pairs, teller, waiting
 from stoker.errors import BadJob
 from stoker.launching import parse_target
 from stoker.records import to_json
@@ -192,15 +192,12 @@ def train_elsewhere(
             text = api.describe_launch(job_file, on=on, settings=named, options=options)
         print_document({"script": text}) if as_json else print(text, end="")
         return
-    console = Console(stderr=True, highlight=False)
-
-    def tell(text: str) -> None:
-        if not as_json:
-            console.print(Text(f"{text} …", "dim"), soft_wrap=True)
-
+    console, tell = Console(stderr=True, highlight=False), teller(quiet=as_json)
     with output(for_json=as_json):
         question = api.PlaceQuestion(target, options)
-        launched = api.launch(job_file, on=on, settings=named, options=options, tell=tell, question=question)
+        launched = api.launch(
+            job_file, on=on, settings=named, options=options, tell=lambda text: tell(f"{text} …"), question=question
+        )
     name = launched.directory.name
     if launched.because and not as_json:
         console.print(Text(launched.because), soft_wrap=True)

@@ -623,7 +623,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
     if job is None:
         if own is not None and own.phase in ENDED:
             return replace(own, at=utc_now())
-        if own is not None and now - _seconds_of(own.at) < _SILENT_S:
+        if own is not None and now - (own.at_s or 0.0) < _SILENT_S:
             return seen_now(
                 "unknown",
                 "Slurm does not know the job, and its hosts gave a sign of life",
@@ -635,7 +635,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
     evidence, code = job.line, None
     # Restart counts identify starts where clocks differ; times do where a start ended before its hosts wrote anything.
     is_of_this_start = own is not None and (
-        own.restarts >= job.restarts or job.starts_at is None or _seconds_of(own.at) >= job.starts_at - 1
+        own.restarts >= job.restarts or job.starts_at is None or (own.at_s or 0.0) >= job.starts_at - 1
     )
     if phase == "starting" and own is not None and is_of_this_start and own.phase not in ENDED:
         phase, why = own.phase, f"{own.why}, {why}" if own.phase == "starting" else own.why
@@ -760,13 +760,6 @@ def _count(text: str, what: str) -> int:
     if not text.isdigit():
         raise BadSetting(f"option {what}={text!r} is no number")
     return int(text)
-
-
-def _seconds_of(at: str) -> float:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def progress_text(events: Path) -> str:

@@ -37,6 +37,9 @@ from stoker.units import format_rate, format_seconds
 REDRAWS_PER_S = 2.0
 """How often the live display is drawn [1/s]; each drawing costs a few milliseconds of one core."""
 
+LINES_EVERY_S = 10.0
+"""Time between two lines on what goes on [s]."""
+
 
 E_contra = TypeVar("E_contra", bound=AnyEvent, contravariant=True)
 
@@ -79,22 +82,21 @@ class JsonDisplay(Display[AnyEvent]):
 
 
 class PlainDisplay(Display[AnyEvent]):
-    """Lines of text for each notable event, and for progress at most every `every_s` seconds of the run.
+    """Lines of text for each notable event, and for progress at most every `LINES_EVERY_S` seconds of the run.
 
-    With `looks`, a thread writes a line on what takes more than a second, and again every `every_s` seconds.
+    With `looks`, a thread writes a line on what takes more than a second, and again as often.
     """
 
-    def __init__(self, stream: TextIO, *, every_s: float = 10.0, looks: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, looks: bool = False) -> None:
         self._stream = _Outlet(stream)
-        self._every_s = every_s
         self._shown_at = float("-inf")
-        self._looking = _Repeating(ActivityLines(self._stream.write_line, every_s=every_s)) if looks else None
+        self._looking = _Repeating(ActivityLines(self._stream.write_line)) if looks else None
 
     def __call__(self, event: AnyEvent) -> None:
-        """Write lines if the event is worth them; a prediction's first progress comes after `every_s` too."""
+        """Write lines if the event is worth them; a prediction's first progress comes after `LINES_EVERY_S` too."""
         if event.kind in ("checkpointed", "logged"):
             return
-        if event.kind == "progress" and event.at - self._shown_at < self._every_s:
+        if event.kind == "progress" and event.at - self._shown_at < LINES_EVERY_S:
             return
         if event.kind == "progress" or (event.kind == "started" and isinstance(event, PredictionEvent)):
             self._shown_at = event.at
@@ -109,7 +111,7 @@ class PlainDisplay(Display[AnyEvent]):
 
 
 class ActivityLines:
-    """Writes what takes more than a second as lines, when it is called: one at first, then every `every_s` [s].
+    """Writes what takes more than a second as lines, when it is called: one at first, then every `LINES_EVERY_S`.
 
     What comes again and again, such as slow updates, is written as often as if it were one.
 
@@ -118,10 +120,8 @@ class ActivityLines:
         clock: seconds, as `time.monotonic`.
     """
 
-    def __init__(
-        self, write: Callable[[str], None], *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._write, self._every_s, self._clock = write, every_s, clock
+    def __init__(self, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
         self._known, self._written_s = "", 0.0
 
     def __call__(self) -> None:
@@ -129,7 +129,7 @@ class ActivityLines:
         now, text, current = self._clock(), activity.in_words(self._clock), activity.outermost()
         if text is None or current is None:
             return
-        if current.what == self._known and now - self._written_s < self._every_s:
+        if current.what == self._known and now - self._written_s < LINES_EVERY_S:
             return
         self._known, self._written_s = current.what, now
         self._write(f"{text[0].upper()}{text[1:]} …")

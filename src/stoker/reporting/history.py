@@ -65,11 +65,21 @@ def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def samples_done(report: Report) -> int:
-    """How far training came [samples]: of a finished run by its record, else by the events that still count."""
+    """How far training came [samples]: of a run that trains still, or was killed, its record does not say."""
+    return _furthest(report, "samples", report.run.samples)
+
+
+def updates_done(report: Report) -> int:
+    """How many updates were made, likewise."""
+    return _furthest(report, "updates", report.run.updates)
+
+
+def _furthest(report: Report, field: str, recorded: int) -> int:
+    """The furthest position of the events that still count; of a finished run that of its record."""
     if report.run.status == "finished":
-        return report.run.samples
-    positions = [finite(event, "samples") for event in live_history(report.events) if event.kind in _OF_POSITIONS]
-    return int(max((value for value in positions if value is not None), default=report.run.samples))
+        return recorded
+    positions = [finite(event, field) for event in live_history(report.events) if event.kind in _OF_POSITIONS]
+    return int(max((value for value in positions if value is not None), default=recorded))
 
 
 def of_kind(events: Sequence[Event], kind: str) -> tuple[Event, ...]:
