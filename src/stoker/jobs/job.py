@@ -329,8 +329,8 @@ def _choices(job: Job) -> Iterator[_Check]:
     yield "numerics", are_numerics, f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}"
     is_recipe = job.recipe is None or job.recipe in RECIPES
     yield "recipe", is_recipe, f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"
-    is_name = job.name is None or (isinstance(job.name, str) and bool(job.name.strip()))
-    yield "name", is_name, f"wanted a name for its runs, got {job.name!r}"
+    is_name = isinstance(job.name, str) and bool(job.name.strip())
+    yield "name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"
 
 
 def _own_step(job: Job) -> Iterator[_Check]:
