@@ -117,7 +117,7 @@ _MOVING = WeakTensorKeyDictionary()
 """Frozen parameters that were seen to change in a pass."""
 
 _NUM_MARKED = 1024
-"""Elements of a parameter that are looked at, evenly spaced: whoever follows weights changes all."""
+"""Elements of a parameter that are looked at, evenly spaced: a pass that follows weights changes all."""
 _LOOKS = 4
 """Updates before which a run's frozen parameters are looked at."""
 
