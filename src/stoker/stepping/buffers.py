@@ -123,11 +123,12 @@ _LOOKS = 4
 
 
 def marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
-    """Two sums over some elements of each, which differ after all of them have changed; NaN counts as 0."""
+    """Two sums over some elements of each, which differ once all of them have changed; of special tensors they are 0."""
     marks: list[tuple[float, float]] = []
     for parameter in parameters:
         tensor = local(parameter.detach())
-        if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.is_meta or not tensor.numel():
             marks.append((0.0, 0.0))
             continue
         flat = as_real(tensor).reshape(-1)
