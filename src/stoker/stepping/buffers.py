@@ -123,7 +123,7 @@ _LOOKS = 4
 
 
 def marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
-    """Two sums over some elements of each, which differ once all of them have changed; of special tensors they are 0."""
+    """Two sums over some elements of each, which differ once all have changed; of special tensors they are 0."""
     marks: list[tuple[float, float]] = []
     for parameter in parameters:
         tensor = local(parameter.detach())
