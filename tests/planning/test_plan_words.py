@@ -95,6 +95,7 @@ def test_layouts_that_do_not_fill_the_devices_stay_so() -> None:
         ({"offload_activations": True}, {"activation_offload": True, "checkpointed_blocks": 12}),
         ({"workers": 2}, {"num_workers": 2, "loader": "workers"}),
         ({"fused": False}, {"optimizer_implementation": "default"}),
+        ({"fused_adam": True}, {"optimizer_implementation": "fused"}),
         ({"fused": False, "foreach": True}, {"optimizer_implementation": "foreach"}),
         ({"nhwc": True}, {"memory_format": "channels_last"}),
         ({"optim": "adamw_torch_fused"}, {"optimizer_implementation": "fused", "optimizer_states": "full"}),
@@ -114,6 +115,7 @@ def test_settings_in_the_words_of_other_programs(fields: dict[str, Any], expecte
 def test_accumulation_counts_the_samples_of_a_process() -> None:
     """512 samples over 64 processes are 8 for each, in two passes 4; tensor groups share theirs."""
     assert planned({"layout": "hsdp", "accumulation": 2}, 64).micro_batch == 4
+    assert planned({"pp": 4, "num_microbatches": 8}, 8).micro_batch == 32
     assert planned({"tp": 8, "fsdp": -1, "accumulation": 2}, 64).micro_batch == 32
 
 
@@ -134,6 +136,8 @@ def test_accumulation_counts_the_samples_of_a_process() -> None:
         ({"teansor": 8}, "a plan has no 'teansor'"),
         ({"fsdp": 8, "reduce_dtype": "bf16"}, "gradients are summed, and weights kept, in fp32; leave it out"),
         ({"global_batch_size": 64}, "global_batch_size belongs to the job, not to its plan"),
+        ({"zero_stage": 3, "offload_param": "cpu"}, "weights stay on devices; shards divide them"),
+        ({"zero_stage": 3, "offload_optimizer": "cpu"}, "Leave optimizer_offload out, and divide the state by shards"),
         ({"num_gpus": 8}, "num_gpus is given by the place, such as 8xh100"),
     ],
 )

@@ -245,6 +245,12 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
         ]
     }
 
+    finished = {**lease, "reason": "finished", "running_s": 47, "heard_s": 1075.0}  # its results took 25 s
+    [[run]] = earlier_runs([finished], "j").values()
+    after = after_runs(RunForecast(run_s=9.0), [run], 80)
+    assert after.setup_s is not None
+    assert after.setup_s + after.run_s == 47, "the same run would take what its meter said"
+
     def forecast_of(word: str) -> RunForecast:
         first = RunForecast(run_s=HOUR_S, spread=0.3, reference_flop_per_s=1e14)
         return after_runs(first, runs["slow"], 1000) if word == "h100@slow" else first

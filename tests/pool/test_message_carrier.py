@@ -341,6 +341,23 @@ def test_what_is_no_message_is_shown_to_the_pool(direct: Carried) -> None:
     assert not [*direct.cache.iterdir()]
 
 
+def test_a_fetch_that_is_broken_off_at_the_end_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is over: nothing is said of it, and nothing tried again."""
+    carried, told = Carried(tmp_path), list[str]()
+    carried.write(4)
+    carried.sent_by_other(4)
+
+    def broken_off(_: str) -> Path:
+        carried.carrier.close()
+        raise PlaceUnreachable("the blob is not wanted any more")
+
+    monkeypatch.setattr(carried.carrier, "_fetch", broken_off)
+    monkeypatch.setattr(carried.carrier, "_tell", told.append)
+    carried.carrier._pause_s = 0.0
+    carried.carrier.run()
+    assert (told, carried.carrier.problem) == ([], None)
+
+
 def test_it_is_known_for_how_long_another_site_is_waited_for(tmp_path: Path) -> None:
     """From the first look without its message to the one that finds it."""
     carried = Carried(tmp_path)

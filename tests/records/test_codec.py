@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -43,6 +45,7 @@ from stoker.records import (
     loads,
     to_json,
 )
+from stoker.records.codec import parsed
 from stoker.records.progress import read_event
 from tests.cases import each_of
 from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
@@ -275,6 +278,23 @@ def test_a_document_that_is_too_deep_is_refused_like_any_other_damage(text: str 
     """A ValueError, which every reader of a record expects, and no RecursionError."""
     with pytest.raises(ValueError, match="more than 200 deep"):
         loads(text, Event)
+
+
+def test_a_deep_document_is_refused_where_the_limit_of_recursion_was_raised() -> None:
+    """As a package that the pool imports does: Python's own reader would end the process by a signal."""
+    program = (
+        "import sys; from stoker.records.codec import parsed; sys.setrecursionlimit(10**6)\n"
+        "try: parsed('[' * 150_000)\n"
+        "except ValueError as problem: print(problem)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "more than 200 deep" in ended.stdout) == (0, True), ended.stderr
+
+
+def test_brackets_in_texts_are_not_levels() -> None:
+    """Of a document only lists and objects count, whatever its strings and keys hold, with quotes and backslashes."""
+    value = {'[[{"\\': ["[" * 500, '\\"{' * 500, {"a": [1] * 300}]}
+    assert parsed(json.dumps(value)) == parsed(json.dumps(value).encode()) == value
 
 
 def test_file_names_that_are_not_utf8_can_be_written() -> None:

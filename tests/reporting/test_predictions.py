@@ -66,6 +66,15 @@ def test_samples_with_names_go_by_them_and_the_scale_is_said() -> None:
     assert f'alt="{name}"' in predictions([dataclasses.replace(SHOWN, worst=(named,))])
 
 
+def test_a_loss_of_nothing_has_no_sign() -> None:
+    """PyTorch's cross-entropy of a sure and right answer is -0."""
+    sure = dataclasses.replace(RIGHT, loss=-0.0, values=(-0.0, 1.0))
+    text = Page(predictions([dataclasses.replace(SHOWN, worst=(sure,))])).text
+    assert "#0 · loss 0" in text
+    assert "0, 1" in text
+    assert "-0" not in text
+
+
 def test_a_confusion_matrix_names_the_pair_that_is_confused_most_often() -> None:
     """A row for each class of the targets."""
     (found,) = confusion_document([SHOWN, ExampleSet(split="valid", num_samples=3)])
@@ -78,6 +87,8 @@ def test_a_matrix_without_confusion_and_without_names_says_so() -> None:
     """Classes go by their numbers."""
     (found,) = confusion_document([ExampleSet(split="valid", num_samples=3, confusion=((2, 0), (0, 1)))])
     assert (found["words"], found["classes"]) == ("no class is taken for another", ["0", "1"])
+    (found,) = confusion_document([ExampleSet(split="valid", num_samples=3, confusion=((2, 1), (0, 1)))])
+    assert found["words"] == "most often 0 taken for 1, once"
 
 
 def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:

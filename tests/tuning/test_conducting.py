@@ -266,6 +266,17 @@ def test_a_value_that_is_no_number_is_pruned() -> None:
     assert (found.state, found.reason) == ("pruned", "diverged: valid/loss is not a number")
 
 
+def test_an_evaluation_that_is_no_number_is_not_called_the_rules_choice() -> None:
+    """The rule gives such a trial up at its first evaluation, and the user learns why."""
+
+    def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        assert judge(TrialReading(samples=300, total_samples=TOTAL, metrics={"loss": math.nan}))
+        return TrialResult(kind="stopped", samples=300)
+
+    (found,) = trials_of(conducted(None, settings(pruner="asha"), run_trial=run, trials=1))
+    assert (found.state, found.reason) == ("pruned", "diverged: valid/loss is not a number")
+
+
 class Clock:
     """Seconds that pass when the test says so."""
 

@@ -211,7 +211,7 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     accuracy = page.locator("#run figure", has_text="Accuracy")
     assert "best 93.26 % at 270,000 samples" in accuracy.locator(".plot").get_attribute("aria-label")
     accuracy.locator("canvas").wait_for()
-    assert page.get_by_text("most often dog taken for cat, 1 times").count() == 1
+    assert page.get_by_text("most often dog taken for cat, once").count() == 1
     assert page.locator("svg.clock").count() == 1
     assert page.problems == []
     assert "trusted-types" in page.content()

@@ -67,6 +67,7 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         usual["loader"] = "device" if profile.is_in_memory else "inline"
     if str(given.get("activation_offload")).lower() == "true":  # of inputs of checkpointed blocks
         usual["checkpointed_blocks"] = profile.num_blocks
+    remedy = None
     try:
         made = Layout(**{key: _valued(key, value, Layout) for key, value in layout.items()})
         chosen = {key: _valued(key, value, Plan) for key, value in given.items()}
@@ -74,9 +75,11 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
             usual["loader"] = "workers"
         if made.world_size > 1 and "micro_batch" not in chosen:
             usual["micro_batch"] = max(1, usual["micro_batch"] // made.sample_parts)
+        if made.world_size > 1 and chosen.get("optimizer_offload", "none") != "none":
+            remedy = "Leave optimizer_offload out, and divide the state by shards; or plan one device."
         return Plan(device=device.torch_name, layout=made, device_mtbf_h=profile.device_mtbf_h, **usual | chosen)
     except (ValueError, TypeError) as problem:
-        raise BadJob(f"--plan: {problem}") from problem
+        raise BadJob(f"--plan: {problem}", remedy=remedy) from problem
 
 
 def _valued(key: str, value: Any, record: type) -> Any:

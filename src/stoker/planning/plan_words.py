@@ -39,7 +39,7 @@ _NAMES = {
     "compile": "compiled torch_compile compile_mode torch_compile_mode",
     "captured": "cuda_graph cuda_graphs",
     "memory_format": "format data_format channels_last nhwc",
-    "optimizer_implementation": "optimizer optim fused foreach",
+    "optimizer_implementation": "optimizer optim fused fused_adam fused_adamw fused_optimizer foreach",
     "optimizer_states": "optimizer_bits",
     "optimizer_offload": "offload offload_optimizer cpu_offload",
     "checkpointing": "ac ac_mode activation_checkpointing activation_checkpoint gradient_checkpointing grad_ckpt "
@@ -47,7 +47,7 @@ _NAMES = {
     "checkpointed_blocks": "checkpointed_layers num_checkpointed_blocks recompute_num_layers",
     "activation_offload": "offload_activations activation_offloading",
     "loss_chunks": "chunked_loss num_loss_chunks",
-    "accumulation": "gas accumulation_steps grad_accum grad_accumulation gradient_accumulation "
+    "accumulation": "gas num_microbatches accumulation_steps grad_accum grad_accumulation gradient_accumulation "
     "gradient_accumulation_steps",
     "sharding": "sharding_strategy strategy parallelism zero zero_stage zero_optimization_stage deepspeed "
     "deepspeed_stage",
@@ -87,6 +87,7 @@ _NOT_OF_PLANS = {
     "is given by the place, such as 8xh100 or 4x8xh100, not by the plan": (
         "world_size num_gpus ngpus gpus num_devices num_nodes nnodes nproc_per_node"
     ),
+    "is no setting of Stoker's, whose weights stay on devices; shards divide them": "offload_param offload_params",
 }
 _WHY_NOT = {word: why for why, words in _NOT_OF_PLANS.items() for word in words.split()}
 
@@ -219,6 +220,7 @@ def _number(value: Any) -> float | None:
 
 def _of_optimizer(key: str, text: str) -> dict[str, Any]:
     """The implementation, and the form of states, that an optimiser's name means; a plain name means neither."""
+    key = "fused" if key.startswith("fused_") else key
     if key in ("fused", "foreach"):
         return {"optimizer_implementation": key} if text in _YES else {"is_fused": False} if key == "fused" else {}
     if "8bit" in text or "8_bit" in text:

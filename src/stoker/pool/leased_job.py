@@ -310,11 +310,10 @@ class LeasedJob:
             try:
                 return self._blobs.fetch(sha256, seal=seal)
             except StokerError as problem:
-                if not is_passing(problem):
+                if not is_passing(problem) or self._is_ending.is_set():
                     raise
                 self._tell(f"{self.lease_id}: fetched again in a while: {problem.message}")
-            if self._is_ending.wait(_RETRY_S):
-                break
+            self._is_ending.wait(_RETRY_S)
         return self._blobs.fetch(sha256, seal=seal)
 
     def _take_over(self, blocks: Sequence[Block], order: PoolOrder) -> None:

@@ -574,8 +574,9 @@ def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str, *, sites: int = 
             continue
         over_s = blocks[-1]["at_s"] - blocks[0]["at_s"]
         pace = (blocks[-1]["update"] - blocks[0]["update"]) / over_s
-        unmetered_s = max(0.0, lease["heard_s"] - lease["accepted_s"] - lease["running_s"])
-        setup_s = blocks[0]["at_s"] - lease["accepted_s"] - unmetered_s - blocks[0]["update"] / pace
+        # The meter of a job that has ended stood still while its last block and its results were sent.
+        later_s = 0.0 if lease.get("reason") == "finished" else max(0.0, lease["heard_s"] - blocks[-1]["at_s"])
+        setup_s = lease["running_s"] - later_s - blocks[-1]["update"] / pace
         is_whole = lease["forecast"].get("raw_hours", 0) > 0
         run = EarlierRun(
             updates_per_s=pace,

@@ -174,6 +174,8 @@ class MessageCarrier(threading.Thread):
             try:
                 self.carry()
             except StokerError as problem:
+                if self._is_over.is_set():
+                    return
                 if not is_passing(problem):
                     self.problem = problem
                     return

@@ -148,7 +148,7 @@ class Peer:
         self._loop.close()
 
     async def _end(self) -> None:
-        """End connections, and all that is under way: who waits for it is told, as in `_in_loop`."""
+        """End connections, and all that is under way: who waits for it gets an error, as in `_in_loop`."""
         await self._endpoint.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:

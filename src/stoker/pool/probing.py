@@ -205,7 +205,7 @@ class Prober:
 
         Args:
             idle: offers whose agent is there, takes part, and has nothing else to do.
-            wake: tells an agent that it is wanted.
+            wake: lets an agent know that it is asked for.
         """
         is_busy = self._task is not None and not self._task.done()
         if is_busy or not (self._suspects or time.monotonic() >= self._next_s):

@@ -16,6 +16,7 @@ import math
 import re
 import types
 import typing
+from itertools import accumulate
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 JSON = Any
@@ -25,6 +26,8 @@ _MOST_LEVELS = 200
 """Lists and objects inside each other that a document may have: far more than a record of ours, and few enough that
 code which walks through one does not run out of stack."""
 _TOO_DEEP = f"lists and objects lie more than {_MOST_LEVELS} deep in each other"
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
@@ -95,22 +98,15 @@ def parsed(text: str | bytes) -> JSON:
     Raises:
         ValueError: not JSON, or lists and objects lie more than 200 deep in each other.
     """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    openings = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    level, depth = [value] if openings > _MOST_LEVELS and isinstance(value, dict | list) else [], 0
-    while level:
-        if (depth := depth + 1) > _MOST_LEVELS + 1:
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    if text.count("[") + text.count("{") > _MOST_LEVELS:
+        # Counted before the text is read: where the limit of recursion was raised, as the package `eth` does, Python's
+        # reader would end the process on a deep document.
+        brackets = _BRACKET.findall(_STRING.sub("", text))
+        if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > _MOST_LEVELS + 1:
             raise ValueError(_TOO_DEEP)
-        level = [
-            item
-            for held in level
-            for item in (held.values() if isinstance(held, dict) else held)
-            if isinstance(item, dict | list)
-        ]
-    return value
+    return json.loads(text)
 
 
 def from_json(value: JSON, record: type[R]) -> R:

@@ -248,4 +248,5 @@ def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str
     if not pairs:
         return "no class is taken for another"
     cell, row, column = max(pairs, key=lambda pair: (pair[0], -pair[1], -pair[2]))
-    return f"most often {names[row]} taken for {names[min(column, len(names) - 1)]}, {cell:,} times"
+    times = "once" if cell == 1 else f"{cell:,} times"
+    return f"most often {names[row]} taken for {names[min(column, len(names) - 1)]}, {times}"

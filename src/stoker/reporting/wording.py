@@ -48,12 +48,12 @@ def are_fractions(name: str, values: Iterable[float]) -> bool:
 def format_metric(name: str, value: float) -> str:
     """A metric's value: fractions in per cent, all else with four figures.
 
-    >>> format_metric("test/accuracy", 0.92614), format_metric("loss", 0.231449)
-    ('92.61 %', '0.2314')
+    >>> format_metric("test/accuracy", 0.92614), format_metric("loss", 0.231449), format_metric("loss", -0.0)
+    ('92.61 %', '0.2314', '0')
     """
     if is_fraction(name) and 0 <= value <= 1:
         return f"{100 * value:.2f} %"
-    return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return f"{value:z.4g}" if math.isfinite(value) else str(value)
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

@@ -117,17 +117,18 @@ _MOVING = WeakTensorKeyDictionary()
 """Frozen parameters that were seen to change in a pass."""
 
 _NUM_MARKED = 1024
-"""Elements of a parameter that are looked at, evenly spaced: whoever follows weights changes all."""
+"""Elements of a parameter that are looked at, evenly spaced: a pass that follows weights changes all."""
 _LOOKS = 4
 """Updates before which a run's frozen parameters are looked at."""
 
 
 def marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
-    """Two sums over some elements of each, which differ after all of them have changed; NaN counts as 0."""
+    """Two sums over some elements of each, which differ once all have changed; of special tensors they are 0."""
     marks: list[tuple[float, float]] = []
     for parameter in parameters:
         tensor = local(parameter.detach())
-        if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.is_meta or not tensor.numel():
             marks.append((0.0, 0.0))
             continue
         flat = as_real(tensor).reshape(-1)

@@ -202,18 +202,19 @@ class Conductor:
 
     def _verdict(self, number: int, ending: TrialResult) -> tuple[TrialState, float | None, str]:
         """The verdict on a trial: its state, its value if it is finished, and why if it is not."""
+        diverged = f"diverged: {self._settings.objective} is not a number"
         if ending.kind == "finished":
             value = objective_of(self._settings.objective, ending.metrics)
-            if math.isnan(value):
-                return TrialState.PRUNED, None, f"diverged: {self._settings.objective} is not a number"
-            return TrialState.COMPLETE, value, ""
+            return (TrialState.PRUNED, None, diverged) if math.isnan(value) else (TrialState.COMPLETE, value, "")
         if ending.kind == "failed":
             return TrialState.FAIL, None, ending.words
         if self._hands_on(number, ending):
             return TrialState.PRUNED, None, ""
         if ending.kind == "stopped":
-            last = max(self._storage.get_trial(self._id(number)).intermediate_values, default=0)
-            return TrialState.PRUNED, None, f"{self._settings.pruner} at {last:,} samples"
+            values = self._storage.get_trial(self._id(number)).intermediate_values
+            last = max(values, default=0)
+            is_nan = math.isnan(values.get(last, 0.0))  # which every rule stops
+            return TrialState.PRUNED, None, diverged if is_nan else f"{self._settings.pruner} at {last:,} samples"
         return TrialState.PRUNED, None, f"{ending.kind}: {ending.words}"
 
     def _origin(self, number: int) -> Origin | None:

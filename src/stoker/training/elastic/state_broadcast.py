@@ -62,9 +62,9 @@ def broadcast_state(step: Step, giver: int, *, is_taken: bool = True) -> None:
         restore_snapshot(step, StepSnapshot(header["skeletons"], tensors))
 
 
-def _chunks(sizes: dict[str, int]) -> Iterator[list[str]]:
-    """Names of tensors for one message; empty ones are not sent."""
-    return buckets((name for name, size in sizes.items() if size), sizes.__getitem__, _CHUNK_BYTES)
+def _chunks(sizes: dict[str, int], limit: int = _CHUNK_BYTES) -> Iterator[list[str]]:
+    """Names of tensors for one message, of `limit` bytes at most, or a single tensor; empty ones are not sent."""
+    return buckets((name for name, size in sizes.items() if size), sizes.__getitem__, limit)
 
 
 @dataclass(frozen=True)
