@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -225,6 +226,27 @@ def test_what_generates_is_left_as_it_was() -> None:
     assert model.generation_config.to_dict() == fresh.generation_config.to_dict()
     made = model.eval().generate(torch.tensor([[1, 2]]), max_new_tokens=3, min_new_tokens=3, do_sample=False)
     assert made.shape == (1, 5)
+
+
+def test_a_model_within_another_module_trains_without_its_cache_too() -> None:
+    """A block that is computed again in the backward pass would fill the cache a second time, and be refused."""
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+
+        def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+            logits_BTV: torch.Tensor = self.inner(input_ids=tokens_BT).logits
+            return logits_BTV
+
+    def wrapped() -> stoker.Job:
+        tokens = torch.randint(3, VOCAB, (12, TOKENS), generator=torch.Generator().manual_seed(0))
+        return language(model=Logits, data=(tokens, tokens.roll(-1, 1)), loss="token_cross_entropy")
+
+    model: Any = build_model(wrapped())
+    assert model.inner.config.use_cache is False
+    assert largest_gap(ours(wrapped(), updates=2, checkpointed_blocks=2), ours(wrapped(), updates=2)) < 1e-6
 
 
 def test_a_dict_is_needed_for_its_own_loss() -> None:

@@ -1,8 +1,8 @@
 """Models of other libraries as a Step needs them: made plain, their outputs and their own losses understood.
 
-Plain modules of PyTorch are left as they are. Of Hugging Face models the cache of keys and values, which is for
-generating, is switched off in `config`: in training it takes memory, and a block that is computed twice would fill it
-twice (`generation_config` is not touched). Keras 3 on PyTorch: see `stoker.stepping.keras_models`.
+Plain modules of PyTorch are left as they are. Of Hugging Face models, also within another module, the cache of keys and
+values, which is for generating, is switched off in `config`: in training it takes memory, and a block that is computed
+twice would fill it twice (`generation_config` is not touched). Keras 3 on PyTorch: see `stoker.stepping.keras_models`.
 
 A model may return a tensor, or an object with an attribute or entry `logits`, as those of Hugging Face do; named
 losses and metrics, and PyTorch's own loss modules, get the logits. A user's own functions get the model's output.
@@ -36,9 +36,10 @@ def adopt_model(model: nn.Module) -> nn.Module:
     """`model`, changed in place or wrapped."""
     if is_keras(model) and isinstance(model, nn.Module):
         return stepping.keras_models.KerasModel(model)
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "use_cache", None) is True:
-        config.use_cache = False
+    pretrained = getattr(sys.modules.get("transformers"), "PreTrainedModel", ())
+    for part in model.modules():
+        if isinstance(part, pretrained) and getattr(part.config, "use_cache", None) is True:
+            part.config.use_cache = False
     return model
 
 
