@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -528,9 +529,10 @@ def normalised_penalty(output: torch.Tensor, target: torch.Tensor) -> Loss:
 class Teacher(nn.Module):
     """A network, and one whose parameters follow its own with each pass in training, as a mean teacher's do."""
 
-    def __init__(self, *, rebinds: bool = False) -> None:
+    def __init__(self, *, rebinds: bool = False, is_copy: bool = False) -> None:
         super().__init__()
-        self.student, self.teacher, self.rebinds = mlp(), mlp().requires_grad_(False), rebinds
+        self.student, self.rebinds = mlp(), rebinds
+        self.teacher = (copy.deepcopy(self.student) if is_copy else mlp()).requires_grad_(False)
 
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]: of the student in training, of the teacher in evaluation."""
@@ -546,11 +548,11 @@ class Teacher(nn.Module):
 
 
 class Normalised(nn.Module):
-    """Rows of the last weight are brought to length 1 before they are used."""
+    """Rows of the last weight are brought to length 1 before they are used: of many, some are off by a last bit."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.prototypes = mlp(), nn.Linear(CLASSES, CLASSES, bias=False)
+        self.body, self.prototypes = mlp(), nn.Linear(CLASSES, 300, bias=False)
 
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]."""

@@ -34,7 +34,7 @@ from stoker.loading.order import (
 )
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
-from stoker.stepping.buffers import marks_of
+from stoker.stepping.buffers import have_changed, marks_of
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.losses import LossForm, TrainingObjective
@@ -374,7 +374,8 @@ class CouplingProbe:
         batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
         before, copy_, weights = python_state(model, loss), fresh(model), marks_of(model.parameters())
         value = self.value_of(copy_, batch, 0, batch.size)
-        moving = None if weights == marks_of(model.parameters()) else self._moving_parameter(model, batch)
+        has_moved = any(have_changed(weights, marks_of(model.parameters())))
+        moving = self._moving_parameter(model, batch) if has_moved else None
         first = value if self.first is None else self.first
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
@@ -408,10 +409,8 @@ class CouplingProbe:
         """The first parameter that another pass of a batch changes again, as text; not one that is normalised."""
         weights = marks_of(model.parameters())
         self.value_of(fresh(model), batch, 0, batch.size)
-        now = zip(model.named_parameters(), weights, marks_of(model.parameters()), strict=True)
-        return next(
-            (f"the parameter {name!r}, which each pass changes" for (name, _), was, mark in now if was != mark), None
-        )
+        changed = zip(model.named_parameters(), have_changed(weights, marks_of(model.parameters())), strict=True)
+        return next((f"the parameter {name!r}, which each pass changes" for (name, _), moves in changed if moves), None)
 
     def _unsaved_buffers(self, model: nn.Module, passed: nn.Module, batch: Batch, value: Value) -> tuple[str, ...]:
         """The buffers without a place in `state_dict()` that a pass hands to the next, as text.
