@@ -356,6 +356,22 @@ class Counted(nn.Module):
         return self.last(x_BF) * (1.0 if self.counts["seen"] < 1000 else 2.0)
 
 
+class Evaluations(nn.Module):
+    """Counts its passes in a plain number, as functions of a differential equation do; `reads` may look at it."""
+
+    def __init__(self, reads: Callable[[Evaluations, torch.Tensor], object] = lambda *_: None) -> None:
+        super().__init__()
+        self.last, self.nfe, self.reads = nn.Linear(FEATURES, CLASSES), 0, reads
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        if self.training:
+            self.nfe += 1
+        output_BC: torch.Tensor = self.last(x_BF)
+        self.reads(self, output_BC)
+        return output_BC
+
+
 class Notes(nn.Module):
     """Keeps its last activations and the time of its last pass, and reads neither."""
 

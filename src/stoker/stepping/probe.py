@@ -40,7 +40,7 @@ from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, requ
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
-from stoker.stepping.python_state import is_shared, python_state
+from stoker.stepping.python_state import is_shared, put_tallies, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -401,9 +401,30 @@ class CouplingProbe:
         steady = (changed - not_copied) - at_twin.changed_since(after)
         each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
         handed_on = each_time | (steady if is_moving else steady & again.changed_since(after))
+        counts = {place for place in changed if after.is_plain(place)}  # all, since one may be kept in another
+        if handed_on and counts == handed_on and all(map(after.is_count, counts)) and self._reads_none(model, counts):
+            handed_on = set()
         texts = {place: after.in_words(place) for place in sorted(handed_on)}
         unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
         return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)), moving=moving)
+
+    def _reads_none(self, model: nn.Module, places: set[tuple[str, str]]) -> bool:
+        """Whether passes, in training and in evaluation, only add to the numbers at these places."""
+        batch = self.pool.batch(next(self.quads())[1].first)
+        for is_training in (True, False):
+            if (twin := fresh(model)) is model:
+                return False
+            uses = put_tallies(twin, places)
+            try:
+                if is_training:
+                    self.gradient_of(twin, batch, 0, batch.size)
+                else:
+                    self.value_of(twin.eval(), batch, 0, batch.size)
+            except Exception:  # noqa: BLE001 - whatever a user's code raises for what is no number
+                return False
+            if uses:
+                return False
+        return True
 
     def _moving_parameter(self, model: nn.Module, batch: Batch) -> str | None:
         """The first parameter that another pass of a batch changes again, as text; not one that is normalised."""
