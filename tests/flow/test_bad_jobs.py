@@ -167,7 +167,11 @@ CASES = {
         ("loss returned a str",), changes="settings.update(loss=lambda output, target: 'small')"
     ),
     "an output taken for the model": Case(
-        ("'Tensor' object is not callable", "`m` is the model's output, a Tensor", "Call it that to be given the model"),
+        (
+            "'Tensor' object is not callable",
+            "`m` is the model's output, a Tensor",
+            "Call it that to be given the model",
+        ),
         changes="settings.update(metrics=[], loss=lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]))",
     ),
     "an output whose parts are looked for": Case(
