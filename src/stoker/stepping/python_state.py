@@ -222,7 +222,7 @@ def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
 class _Tally:
     """Stands for a whole number: others can be added to it, and any other use is noted, and may fail."""
 
-    __class__ = property(lambda _: int)  # type: ignore[assignment]  # to code that asks `isinstance(count, int)`
+    __class__ = property(lambda _: int)  # to code that asks `isinstance(count, int)`
 
     def __init__(self, uses: list[str]) -> None:
         self._uses = uses
