@@ -40,7 +40,7 @@ from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, requ
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
-from stoker.stepping.python_state import is_shared, put_tallies, python_state
+from stoker.stepping.python_state import is_shared, python_state, tallies
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -414,14 +414,14 @@ class CouplingProbe:
         for is_training in (True, False):
             if (twin := fresh(model)) is model:
                 return False
-            uses = put_tallies(twin, places)
-            try:
-                if is_training:
-                    self.gradient_of(twin, batch, 0, batch.size)
-                else:
-                    self.value_of(twin.eval(), batch, 0, batch.size)
-            except Exception:  # noqa: BLE001 - whatever a user's code raises for what is no number
-                return False
+            with tallies(twin, places) as uses:
+                try:
+                    if is_training:
+                        self.gradient_of(twin, batch, 0, batch.size)
+                    else:
+                        self.value_of(twin.eval(), batch, 0, batch.size)
+                except Exception:  # noqa: BLE001 - whatever a user's code raises for what is no number
+                    return False
             if uses:
                 return False
         return True

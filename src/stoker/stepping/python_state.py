@@ -256,16 +256,23 @@ for _name in (
     setattr(_Tally, f"__{_name}__", _noted(_name))
 
 
-def put_tallies(model: nn.Module, places: set[tuple[str, str]]) -> list[str]:
-    """Let the numbers at these places of a model be such as can be added to, but not read; returns the reads to come.
+@contextlib.contextmanager
+def tallies(model: nn.Module, places: set[tuple[str, str]]) -> Iterator[list[str]]:
+    """Within the block, the numbers at these places of a model can be added to, but not read; gives the reads.
 
     What else a pass does with them shows, whatever their values: a comparison with a number not yet reached, too.
+    Afterwards they are as before, since copies of a model may share an object.
     """
     uses: list[str] = []
-    for holder in list(_holders(model, None)):
-        for key in [key for name, key in places if name == holder.name]:
-            holder.put(key, _Tally(uses))
-    return uses
+    put = [(holder, key) for holder in _holders(model, None) for key in holder.values if (holder.name, key) in places]
+    before = [holder.values[key] for holder, key in put]
+    for holder, key in put:
+        holder.put(key, _Tally(uses))
+    try:
+        yield uses
+    finally:
+        for (holder, key), value in zip(put, before, strict=True):
+            holder.put(key, value)
 
 
 def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_shared: bool = True) -> None:
