@@ -372,24 +372,6 @@ class Evaluations(nn.Module):
         return output_BC
 
 
-class Shared:
-    """A count that copies of a model share."""
-
-    count = 0
-
-    def __deepcopy__(self, memo: object) -> Shared:
-        return self
-
-
-class CountedElsewhere(Evaluations):
-    """Counts its passes in an object that its copies share, too."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda model, _: setattr(model.shared, "count", model.shared.count + 1))
-        self.shared = Shared()
-        self.shared.count = 0
-
-
 class Notes(nn.Module):
     """Keeps its last activations and the time of its last pass, and reads neither."""
 

@@ -779,18 +779,6 @@ def test_a_count_that_nothing_reads_leaves_samples_separable() -> None:
     assert probed(make_job(models.Evaluations)).kind == "separable"
 
 
-def test_a_count_is_a_number_again_after_the_probe() -> None:
-    """Also in an object that copies of a model share, that of the job's own with them."""
-    models_made: list[models.CountedElsewhere] = []
-
-    def made() -> nn.Module:
-        models_made.append(models.CountedElsewhere())
-        return models_made[-1]
-
-    probed(make_job(made))
-    assert {type(model.shared.count) for model in models_made} == {int}
-
-
 READS: dict[str, Callable[..., object]] = {
     "compared": lambda model, _: model.nfe > 1000,
     "every so many": lambda model, _: isinstance(model.nfe, int) and model.nfe % 100,
