@@ -166,6 +166,18 @@ CASES = {
     "a loss of another type": Case(
         ("loss returned a str",), changes="settings.update(loss=lambda output, target: 'small')"
     ),
+    "an output taken for the model": Case(
+        (
+            "'Tensor' object is not callable",
+            "`m` is the model's output, a Tensor",
+            "Call it that to be given the model",
+        ),
+        changes="settings.update(metrics=[], loss=lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]))",
+    ),
+    "an output whose parts are looked for": Case(
+        ("'Tensor' object has no attribute 'body'", "loss(model, batch) if its first parameter is called `model`"),
+        changes="settings.update(metrics=[], loss=lambda net, batch: net.body(batch[0]).sum())",
+    ),
     "a batch taken for its only entry": Case(
         ("'tuple' object has no attribute 'float'", "(inputs,) = batch"),
         changes="settings.update(data=inputs, valid=None, test=None, metrics=[], "
@@ -260,6 +272,8 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
         "labels that are texts",
         "a model that returns a dict",
         "a model that takes more",
+        "an output taken for the model",
+        "an output whose parts are looked for",
         "a batch taken for its only entry",
         "entries that the model does not take",
     ],

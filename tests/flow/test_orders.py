@@ -141,6 +141,8 @@ def test_an_evaluation_has_no_more_tokens_than_an_update() -> None:
     )
     stoker.train(job, plan="safe", sink=Heard(), run_dir="run")
     assert 40 <= max(Tokens.evaluated) <= 120
+    short = Tokens.evaluated.count(3 * 2)
+    assert short > len(Tokens.evaluated) / 2  # not padded by as many samples as the largest batch has
 
 
 def test_a_stream_is_planned_on_its_first_samples_and_read_by_one_worker_at_most() -> None:

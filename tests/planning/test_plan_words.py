@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.devices import planned_devices
 from stoker.errors import BadJob
-from stoker.planning.pinned_plan import plan_of
+from stoker.planning.pinned_plan import plan_of, words_of
 from stoker.planning.plan_words import _FIELD_OF
 from stoker.records import Plan, Profile
 from tests.planning.trials import profile
@@ -110,6 +110,20 @@ def test_settings_in_the_words_of_other_programs(fields: dict[str, Any], expecte
     """Modes of checkpointing, dtypes, compilers, optimisers; null is not given."""
     plan = planned(fields)
     assert {name: getattr(plan, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("fsdp=full_shard auto_wrap",),
+        ('bf16=true fsdp="full_shard auto_wrap"',),
+        ("fsdp='full_shard,auto_wrap'", "tf32=on"),
+    ],
+)
+def test_a_value_of_two_words_is_understood_on_the_command_line(texts: tuple[str, ...]) -> None:
+    """As Transformers has it, with or without the quotes that a shell takes away."""
+    assert words_of(texts)["fsdp"] == "full_shard_auto_wrap"
+    assert planned(words_of(texts), 8).layout.shards == 8
 
 
 def test_accumulation_counts_the_samples_of_a_process() -> None:

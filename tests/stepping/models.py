@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -355,6 +356,22 @@ class Counted(nn.Module):
         return self.last(x_BF) * (1.0 if self.counts["seen"] < 1000 else 2.0)
 
 
+class Evaluations(nn.Module):
+    """Counts its passes in a plain number, as functions of a differential equation do; `reads` may look at it."""
+
+    def __init__(self, reads: Callable[[Evaluations, torch.Tensor], object] = lambda *_: None) -> None:
+        super().__init__()
+        self.last, self.nfe, self.reads = nn.Linear(FEATURES, CLASSES), 0, reads
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, classes]."""
+        if self.training:
+            self.nfe += 1
+        output_BC: torch.Tensor = self.last(x_BF)
+        self.reads(self, output_BC)
+        return output_BC
+
+
 class Notes(nn.Module):
     """Keeps its last activations and the time of its last pass, and reads neither."""
 
@@ -528,9 +545,10 @@ def normalised_penalty(output: torch.Tensor, target: torch.Tensor) -> Loss:
 class Teacher(nn.Module):
     """A network, and one whose parameters follow its own with each pass in training, as a mean teacher's do."""
 
-    def __init__(self, *, rebinds: bool = False) -> None:
+    def __init__(self, *, rebinds: bool = False, is_copy: bool = False) -> None:
         super().__init__()
-        self.student, self.teacher, self.rebinds = mlp(), mlp().requires_grad_(False), rebinds
+        self.student, self.rebinds = mlp(), rebinds
+        self.teacher = (copy.deepcopy(self.student) if is_copy else mlp()).requires_grad_(False)
 
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]: of the student in training, of the teacher in evaluation."""
@@ -546,11 +564,11 @@ class Teacher(nn.Module):
 
 
 class Normalised(nn.Module):
-    """Rows of the last weight are brought to length 1 before they are used."""
+    """Rows of the last weight are brought to length 1 before they are used: of many, some are off by a last bit."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.prototypes = mlp(), nn.Linear(CLASSES, CLASSES, bias=False)
+        self.body, self.prototypes = mlp(), nn.Linear(CLASSES, 300, bias=False)
 
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         """Logits [B, classes]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 
 import pytest
@@ -366,10 +367,16 @@ def test_what_waits_for_a_gpu_is_refused_before_a_capture_begins() -> None:
     _trained(_job(_mlp), 3, "cuda:0", captured=True)
 
 
-def test_a_pass_that_moves_parameters_is_not_captured() -> None:
-    """Those of a teacher, which recording the pass and comparing it would move once more each."""
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("rebinds", [False, True])
+def test_a_pass_that_moves_parameters_is_not_captured(is_copy: bool, rebinds: bool) -> None:
+    """Those of a teacher, which recording the pass and comparing it would move once more each.
+
+    Nor where it begins as a copy, and the first pass moves it by nothing; new values would be recorded as constants.
+    """
+    model = functools.partial(Teacher, rebinds=rebinds, is_copy=is_copy)
     with pytest.raises(RunFailed, match="cannot be captured: the model or the loss changes parameters"):
-        _trained(make_job(Teacher, batch=BATCH), 1, captured=True)
+        _trained(make_job(model, batch=BATCH), 1, captured=True)
 
 
 def test_a_pass_that_normalises_parameters_is_captured() -> None:

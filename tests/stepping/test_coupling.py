@@ -774,6 +774,32 @@ def test_parameters_that_are_normalised_in_place_leave_samples_separable() -> No
     assert probed(make_job(models.Normalised)).kind == "separable"
 
 
+def test_a_count_that_nothing_reads_leaves_samples_separable() -> None:
+    """As functions of differential equations keep one; it counts passes, however many samples they have."""
+    assert probed(make_job(models.Evaluations)).kind == "separable"
+
+
+READS: dict[str, Callable[..., object]] = {
+    "compared": lambda model, _: model.nfe > 1000,
+    "every so many": lambda model, _: isinstance(model.nfe, int) and model.nfe % 100,
+    "a range": lambda model, _: range(model.nfe),
+    "a factor": lambda model, x_BC: x_BC * model.nfe,
+    "a summand": lambda model, x_BC: x_BC + model.nfe,
+    "an argument": lambda model, x_BC: torch.full_like(x_BC, model.nfe),
+    "in evaluation": lambda model, _: model.training or f"{model.nfe}",
+    "kept": lambda model, _: setattr(model, "last_seen", [model.nfe]),
+    "backward": lambda model, x_BC: x_BC.requires_grad and x_BC.register_hook(lambda above: above * (model.nfe > -1)),
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_a_count_that_is_read_keeps_a_batch_whole(way: str) -> None:
+    """Also where it moves nothing as yet: what it will do after a thousand passes no probe can see."""
+    coupling = probed(make_job(partial(models.Evaluations, READS[way])))
+    assert coupling.kind == "whole_group"
+    assert "which every pass changes" in coupling.causes[0]
+
+
 def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
     """A run that begins at once is told, too, that a pass hands a tensor to the next which no checkpoint holds."""
     job = make_job(models.Queue)

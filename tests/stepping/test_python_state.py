@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping.python_state import plain_changes, put_plain, python_state, unchanged, unsaved_tensors
+from stoker.stepping.python_state import plain_changes, put_plain, python_state, tallies, unchanged, unsaved_tensors
 from stoker.training.snapshots import restore_snapshot, snapshot_of
+from tests.stepping import models
 from tests.training.builders import advance, step_of, tiny_job
 
 COUNT = 0
@@ -294,3 +295,15 @@ def test_the_length_of_a_table_is_not_kept_without_it() -> None:
     assert resumed.model.calls == 4
     for name, tensor in straight.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_a_count_is_a_number_again_after_its_reads_were_noted() -> None:
+    """Copies of a model may share the object that has it."""
+    model = models.Evaluations()
+    with tallies(model, {("", "nfe")}) as reads:
+        model.nfe = 1 + model.nfe + 1
+        assert reads == []
+        with pytest.raises(TypeError):
+            _ = model.nfe > 1000
+        assert reads == ["gt"]
+    assert model.nfe == 0

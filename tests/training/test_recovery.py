@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.records import Coupling, Plan, Position
+from stoker.stepping.buffers import Buffers, FrozenWatch
 from stoker.stepping.step import Step
 from stoker.training.plan_in_force import Replanned
 from stoker.training.recovery import MOST_SKIPPED, Recovery, RollBack
@@ -183,6 +185,29 @@ def test_frozen_parameters_that_follow_others_begin_the_update_anew() -> None:
     for _ in range(2):  # the second update, in two halves
         expected.step.model[0].slow.lerp_(expected.step.model[0].fast.detach(), 0.1)
     assert torch.equal(found.step.model[0].slow, expected.step.model[0].slow)
+
+
+def test_frozen_parameters_are_kept_whatever_moved_in_a_model_that_is_gone() -> None:
+    """As many were known before, of another model."""
+
+    def moved(model: Following, watch: FrozenWatch) -> None:
+        for _ in range(2):
+            watch.look()
+            model(torch.ones(6, dtype=torch.float64))
+        watch.look()
+
+    earlier, model = Following(), Following()
+    moved(earlier, FrozenWatch(earlier))
+    buffers = Buffers(model)
+    buffers.keep()
+    del earlier
+    gc.collect()
+    moved(model, FrozenWatch(model))
+    buffers.keep()
+    before = model.slow.clone()
+    model(torch.ones(6, dtype=torch.float64))
+    assert buffers.restore()
+    assert torch.equal(model.slow, before)
 
 
 def test_frozen_parameters_that_move_in_the_first_update_cannot_be_put_back() -> None:

@@ -9,6 +9,7 @@ are understood too (`plan_words`).
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ def words_of(texts: Sequence[str]) -> dict[str, str]:
         BadJob: a word is not KEY=VALUE.
     """
     fields: dict[str, str] = {}
-    for word in (word for text in texts for word in text.replace(",", " ").split()):
+    plain = " ".join(texts).translate({ord(","): " ", ord('"'): None, ord("'"): None})
+    for word in re.sub(r"\s+auto_wrap\b", "_auto_wrap", plain).split():  # of fsdp="full_shard auto_wrap"
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise BadJob(f"--plan {word}: wanted KEY=VALUE, or one file", remedy="For example micro_batch=4 shards=8.")

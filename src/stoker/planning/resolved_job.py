@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 import sysconfig
 import traceback
@@ -29,6 +30,7 @@ from stoker.loading.token_batches import with_batch_in_samples
 from stoker.planning.automatic_batch import BatchChoice, with_batch
 from stoker.recipes import resolved
 from stoker.records import JobSpec
+from stoker.stepping import losses
 from stoker.stepping.frozen_parameters import describe_trained_share, with_freeze_in_updates
 from stoker.stepping.model import build_model, bytes_of, meta_model, require_sizes, weights_digest
 from stoker.stepping.step_failures import held_out_set_in_words, ran_out_of_memory
@@ -206,6 +208,13 @@ def _remedy(problem: Exception) -> str | None:
             f"{layer} takes {match[2]} channels, and is given {match[3]} in a batch of {match[1]}, of which the second "
             "number is the channels: let both be one number, in model or data."
         )
+    if (match := re.match(r"'(\w+)' object (is not callable|has no attribute)", message)) and (
+        name := _taken_for_model(problem, match[1])
+    ):
+        return (
+            f"`{name}` is the model's output, a {match[1]}: a loss or metric is called as loss(output, target), or as "
+            "loss(model, batch) if its first parameter is called `model`. Call it that to be given the model."
+        )
     if "'tuple' object has no attribute" in message:
         return (
             "A batch is a tuple of the data's entries, also of a single array: `(inputs,) = batch`. Some layers return "
@@ -239,6 +248,18 @@ def _remedy(problem: Exception) -> str | None:
         )
     if "index out of range in self" in message:
         return f"An index is not below the number of rows of {layer}: look at the largest in the data, and at padding."
+    return None
+
+
+def _taken_for_model(problem: Exception, kind: str) -> str | None:
+    """The name of a loss's or metric's first parameter, if that is given an output, of the type `kind`."""
+    frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+    for caller, called in itertools.pairwise(frames):
+        if caller.f_code.co_filename == losses.__file__ != called.f_code.co_filename:
+            code = called.f_code
+            name = next((name for name in code.co_varnames[: code.co_argcount] if name != "self"), "model")
+            if name != "model" and type(called.f_locals.get(name)).__name__ == kind:
+                return name
     return None
 
 

@@ -8,7 +8,7 @@ Not seen: large buffers written to past the version counter (`.data`); frozen pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -31,7 +31,6 @@ class Buffers:
         self._large: list[_Large] = []
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._moving: list[tuple[nn.Parameter, torch.Tensor]] = []
-        self._num_known = 0
 
     @property
     def are_there(self) -> bool:
@@ -49,9 +48,10 @@ class Buffers:
             torch._foreach_copy_(copies, originals)
         for large in self._large:
             large.keep()
-        if self._num_known != len(_MOVING):
-            self._num_known = len(_MOVING)
-            self._moving = [(frozen, torch.empty_like(frozen)) for frozen in self._frozen if frozen in _MOVING]
+        if self._frozen and len(_MOVING):  # which may have those of other models, too
+            moving = [frozen for frozen in self._frozen if frozen in _MOVING]
+            if len(moving) != len(self._moving):
+                self._moving = [(frozen, torch.empty_like(frozen)) for frozen in moving]
         for parameter, copy in self._moving:
             copy.copy_(parameter)
 
@@ -118,23 +118,50 @@ _MOVING = WeakTensorKeyDictionary()
 
 _NUM_MARKED = 1024
 """Elements of a parameter that are looked at, evenly spaced: a pass that follows weights changes all."""
+_ROUNDING = 8
+"""Change of an element up to which it may be rounding [units in the last place]: a norm is a sum and a root."""
 _LOOKS = 4
 """Updates before which a run's frozen parameters are looked at."""
 
 
-def marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[float, float]]:
-    """Two sums over some elements of each, which differ once all have changed; of special tensors they are 0."""
-    marks: list[tuple[float, float]] = []
+def marks_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Some elements of each parameter [n], copied; of special tensors none."""
+    marks: list[torch.Tensor] = []
     for parameter in parameters:
         tensor = local(parameter.detach())
-        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
-        if not is_plain or tensor.is_meta or not tensor.numel():
-            marks.append((0.0, 0.0))
+        if not _is_plain(tensor):
+            marks.append(torch.empty(0))
             continue
         flat = as_real(tensor).reshape(-1)
-        some = flat[:: max(1, flat.numel() // _NUM_MARKED)].double().nan_to_num()
-        marks.append((float(some.sum()), float(some @ torch.arange(1, len(some) + 1).to(some))))
+        marks.append(flat[:: max(1, flat.numel() // _NUM_MARKED)].clone())
     return marks
+
+
+def writes_to(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """The address of each parameter's memory, and autograd's count of writes to it; of special tensors zeros."""
+    return [(p.data_ptr(), _version(p)) if _is_plain(p.detach()) else (0, 0) for p in parameters]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_usual = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
+    return is_usual and not tensor.is_meta and tensor.numel() > 0
+
+
+def have_changed(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each parameter has changed between two times of `marks_of`, by more than rounding.
+
+    Weights that are normalised in place are so again with each pass, and their last bits change.
+    """
+    return [_has_changed(one, other) for one, other in zip(before, after, strict=True)]
+
+
+def _has_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.shape != after.shape or torch.equal(before, after):
+        return before.shape != after.shape
+    if not before.is_floating_point():
+        return True
+    rounding = _ROUNDING * torch.finfo(before.dtype).eps
+    return not torch.allclose(before.double(), after.double(), rtol=rounding, atol=0, equal_nan=True)
 
 
 class FrozenWatch:
@@ -146,7 +173,7 @@ class FrozenWatch:
     def __init__(self, model: nn.Module) -> None:
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._left = _LOOKS if self._frozen else 0
-        self._marks: list[tuple[float, float]] = []
+        self._marks: list[torch.Tensor] = []
 
     def look(self) -> None:
         """Look at them before an update."""
@@ -164,9 +191,5 @@ class FrozenWatch:
     def _changed(self) -> list[nn.Parameter]:
         if not self._marks:
             return []
-        now = marks_of(self._frozen)
-        return [
-            p
-            for p, was, mark in zip(self._frozen, self._marks, now, strict=True)
-            if mark != was and not p.requires_grad
-        ]
+        changed = have_changed(self._marks, marks_of(self._frozen))
+        return [p for p, is_changed in zip(self._frozen, changed, strict=True) if is_changed and not p.requires_grad]

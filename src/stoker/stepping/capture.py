@@ -32,7 +32,7 @@ from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors, tensors_of
 from stoker.loading.order import python_generators
-from stoker.stepping.buffers import Buffers, marks_of
+from stoker.stepping.buffers import Buffers, have_changed, marks_of, writes_to
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
@@ -47,6 +47,7 @@ LARGEST_ERROR = 1e-3
 """Largest distance of a captured gradient from an ordinary one [fraction of its norm]: the kernels are the same, but
 counts are divided by in another way, and under autocast that rounds."""
 _PLAIN = (bool, int, float, str, type(None))
+_MOVES = "the model or the loss changes parameters as it runs"
 
 
 class CapturedPass(BatchPass):
@@ -91,8 +92,8 @@ class CapturedPass(BatchPass):
                 self._form, self._repeat = form, self._captured(content, leaves)
                 weights = marks_of(self._model.parameters())  # after one pass: weights may be normalised in place
                 self._check(content, update)
-                if weights != marks_of(self._model.parameters()):
-                    raise _uncapturable("the model or the loss changes parameters as it runs")
+                if any(have_changed(weights, marks_of(self._model.parameters()))):
+                    raise _uncapturable(_MOVES)
         if form != self._form:
             return self._ordinary(batch, update)
         if update % CHECK_EVERY == 0:
@@ -136,10 +137,13 @@ class CapturedPass(BatchPass):
             self._used = [index for index, gradient in enumerate(gradients) if gradient is not None]
             return (mean, *(gradient for gradient in gradients if gradient is not None))
 
+        writes = self._frozen_writes()
         with self._undone(leaves), self._nothing_else_changed():
             from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
             graph = make_fx(work)(*leaves)
+        if self._frozen_writes() != writes:  # by values nothing shows where a teacher begins as a copy
+            raise _uncapturable(_MOVES)
         _simplify(graph)
         if leaves[0].device.type != "cpu":
             return self._on_gpu(graph.forward, leaves)
@@ -232,6 +236,10 @@ class CapturedPass(BatchPass):
                 "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
                 "Python's or NumPy's generators"
             )
+
+    def _frozen_writes(self) -> list[tuple[int, int]]:
+        """The memory of each frozen parameter, and how often it was written to."""
+        return writes_to(parameter for parameter in self._model.parameters() if not parameter.requires_grad)
 
     def _buffers(self) -> list[torch.Tensor]:
         return list(self._model.buffers())

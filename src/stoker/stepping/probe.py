@@ -34,13 +34,13 @@ from stoker.loading.order import (
 )
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
-from stoker.stepping.buffers import marks_of
+from stoker.stepping.buffers import have_changed, marks_of
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
-from stoker.stepping.python_state import is_shared, python_state
+from stoker.stepping.python_state import is_shared, python_state, tallies
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -374,7 +374,8 @@ class CouplingProbe:
         batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
         before, copy_, weights = python_state(model, loss), fresh(model), marks_of(model.parameters())
         value = self.value_of(copy_, batch, 0, batch.size)
-        moving = None if weights == marks_of(model.parameters()) else self._moving_parameter(model, batch)
+        has_moved = any(have_changed(weights, marks_of(model.parameters())))
+        moving = self._moving_parameter(model, batch) if has_moved else None
         first = value if self.first is None else self.first
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
@@ -400,18 +401,37 @@ class CouplingProbe:
         steady = (changed - not_copied) - at_twin.changed_since(after)
         each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
         handed_on = each_time | (steady if is_moving else steady & again.changed_since(after))
+        counts = {place for place in changed if after.is_plain(place)}  # all, since one may be kept in another
+        if handed_on and counts == handed_on and all(map(after.is_count, counts)) and self._reads_none(model, counts):
+            handed_on = set()
         texts = {place: after.in_words(place) for place in sorted(handed_on)}
         unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
         return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)), moving=moving)
+
+    def _reads_none(self, model: nn.Module, places: set[tuple[str, str]]) -> bool:
+        """Whether passes, in training and in evaluation, only add to the numbers at these places."""
+        batch = self.pool.batch(next(self.quads())[1].first)
+        for is_training in (True, False):
+            if (twin := fresh(model)) is model:
+                return False
+            with tallies(twin, places) as uses:
+                try:
+                    if is_training:
+                        self.gradient_of(twin, batch, 0, batch.size)
+                    else:
+                        self.value_of(twin.eval(), batch, 0, batch.size)
+                except Exception:  # noqa: BLE001 - whatever a user's code raises for what is no number
+                    return False
+            if uses:
+                return False
+        return True
 
     def _moving_parameter(self, model: nn.Module, batch: Batch) -> str | None:
         """The first parameter that another pass of a batch changes again, as text; not one that is normalised."""
         weights = marks_of(model.parameters())
         self.value_of(fresh(model), batch, 0, batch.size)
-        now = zip(model.named_parameters(), weights, marks_of(model.parameters()), strict=True)
-        return next(
-            (f"the parameter {name!r}, which each pass changes" for (name, _), was, mark in now if was != mark), None
-        )
+        changed = zip(model.named_parameters(), have_changed(weights, marks_of(model.parameters())), strict=True)
+        return next((f"the parameter {name!r}, which each pass changes" for (name, _), moves in changed if moves), None)
 
     def _unsaved_buffers(self, model: nn.Module, passed: nn.Module, batch: Batch, value: Value) -> tuple[str, ...]:
         """The buffers without a place in `state_dict()` that a pass hands to the next, as text.

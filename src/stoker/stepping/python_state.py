@@ -90,6 +90,10 @@ class PythonState:
         """Whether a checkpoint can hold the value there."""
         return _is_plain(self.values[place])
 
+    def is_count(self, place: tuple[str, str]) -> bool:
+        """Whether the value there is a whole number of a model's own."""
+        return type(self.values[place]) is int and not is_shared(place[0])
+
     def in_words(self, place: tuple[str, str]) -> str:
         """The place as a user calls it: `the attribute 'calls' of Net`."""
         return f"the {'variable' if is_outside(place) else 'attribute'} {place[1]!r} of {self.kinds[place[0]]}"
@@ -213,6 +217,62 @@ def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
                 old = kept.get((holder.name, key), value)
                 if old is not value and isinstance(value, _TENSORS):
                     holder.put(key, old)
+
+
+class _Tally:
+    """Stands for a whole number: others can be added to it, and any other use is noted, and may fail."""
+
+    __class__ = property(lambda _: int)  # to code that asks `isinstance(count, int)`
+
+    def __init__(self, uses: list[str]) -> None:
+        self._uses = uses
+
+    def __add__(self, other: object) -> _Tally:
+        if type(other) is not int:
+            self._uses.append("+")
+        return self
+
+    __radd__ = __add__
+
+    def __getattr__(self, name: str) -> Any:
+        self._uses.append(name)
+        raise AttributeError(name)
+
+
+def _noted(name: str) -> Callable[..., Any]:
+    def use(self: _Tally, *_: object) -> Any:
+        self._uses.append(name)
+        raise TypeError(f"{name} of a counter that nothing should read")
+
+    return use
+
+
+for _name in (
+    *("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "repr", "str", "format", "int", "index", "float", "complex"),
+    *(f"{side}{name}" for side in ("", "r") for name in ("sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")),
+    *("neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "reduce_ex", "deepcopy", "copy"),
+    *(f"{side}{name}" for side in ("", "r") for name in ("and", "or", "xor", "lshift", "rshift")),
+):
+    setattr(_Tally, f"__{_name}__", _noted(_name))
+
+
+@contextlib.contextmanager
+def tallies(model: nn.Module, places: set[tuple[str, str]]) -> Iterator[list[str]]:
+    """Within the block, the numbers at these places of a model can be added to, but not read; gives the reads.
+
+    What else a pass does with them shows, whatever their values: a comparison with a number not yet reached, too.
+    Afterwards they are as before, since copies of a model may share an object.
+    """
+    uses: list[str] = []
+    put = [(holder, key) for holder in _holders(model, None) for key in holder.values if (holder.name, key) in places]
+    before = [holder.values[key] for holder, key in put]
+    for holder, key in put:
+        holder.put(key, _Tally(uses))
+    try:
+        yield uses
+    finally:
+        for (holder, key), value in zip(put, before, strict=True):
+            holder.put(key, value)
 
 
 def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_shared: bool = True) -> None:

@@ -146,10 +146,13 @@ def evaluate(
     size: int,
     beat: Callable[[], None] | None = None,
     watcher: EvaluationWatcher | None = None,
+    *,
+    padded_together: int | None = None,
 ) -> dict[str, float]:
     """The loss and every metric over `samples`, `size` of them at once: sums divided once by their counts.
 
-    Several processes take a part each, and all return the result. `beat` is called after each pass, as a sign of life
+    Several processes take a part each, and all return the result. `padded_together` samples of all of them are collated
+    together, whatever the plan (None: as many as a batch has). `beat` is called after each pass, as a sign of life
     for the watchdog; `watcher` sees the samples that are evaluated in this process.
 
     Raises:
@@ -164,7 +167,7 @@ def evaluate(
     part = Split(world.layout.sample_part(world.rank), world.layout.sample_parts)
     stateful = stateful_metrics(step)
     shown: list[tuple[Indices, bool]] = []
-    size, collated = _sizes(step, size, part.parts)
+    size, collated = _sizes(step, size, padded_together or step.job.batch_size, part.parts)
 
     def observe(compared: Compared, content: Content) -> None:
         indices, counts_here = shown[-1]
@@ -207,8 +210,8 @@ def evaluate(
     return whole if stateful is None else whole | stateful.computed(world)
 
 
-def _sizes(step: Step, size: int, parts: int) -> tuple[int, int]:
-    """Samples that pass at once, and those that are collated together, in each of so many processes.
+def _sizes(step: Step, size: int, together: int, parts: int) -> tuple[int, int]:
+    """Samples that pass at once, and of `together` those that are collated, in each of so many processes.
 
     What is collated, and padded, together is as many samples under any plan; and norms without running statistics have
     a coupling group at once, by which they normalise in an evaluation, too.
@@ -216,7 +219,7 @@ def _sizes(step: Step, size: int, parts: int) -> tuple[int, int]:
     group = step.coupling.group
     if group is not None and any(norm.running_mean is None for norm in batch_norms(step.model)):
         size = min(size, group)
-    return size, size if step.job.fields.collate is None else max(size, math.ceil(step.job.batch_size / parts))
+    return size, size if step.job.fields.collate is None else max(size, math.ceil(together / parts))
 
 
 def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:

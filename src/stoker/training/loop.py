@@ -450,8 +450,8 @@ class Loop:
         return is_best
 
     def _evaluate(self, samples: Samples) -> dict[str, float]:
-        size = self.extent.evaluated_at_once(self.step.plan.micro_batch)
-        return evaluate(self.step, samples, size, self.telemetry.beat)
+        size, whole = map(self.extent.evaluated_at_once, (self.step.plan.micro_batch, self.step.job.batch_size))
+        return evaluate(self.step, samples, size, self.telemetry.beat, padded_together=whole)
 
     def _keeps(self, before: Position, position: Position) -> bool:
         """Whether the weights at `position` are kept for good."""

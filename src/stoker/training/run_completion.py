@@ -79,8 +79,8 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
     def work() -> tuple[dict[str, float], ExampleWatcher]:
         name_of, ignored = functools.partial(sample_name, samples), step.objective.ignored
         watcher = ExampleWatcher(split, step.objective.fields, classes, ignored, name_of)
-        size = session.loop.extent.evaluated_at_once(step.plan.micro_batch)
-        return evaluate(step, samples, size, watcher=watcher), watcher
+        size, whole = map(session.loop.extent.evaluated_at_once, (step.plan.micro_batch, step.job.batch_size))
+        return evaluate(step, samples, size, watcher=watcher, padded_together=whole), watcher
 
     with evaluating(split):
         metrics, watcher = session.loop.recovery.without_weights(work, session.position)
