@@ -510,8 +510,8 @@ class LeasedJob:
     def _unpaid(self) -> str:
         """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
 
-        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far. Time in which
-        the pool did not answer counts neither against the job nor against other sites.
+        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far. Time in
+        which the pool did not answer counts neither against the job nor against other sites.
         """
         if self._away_from_s is not None:
             return ""
