@@ -532,6 +532,22 @@ def test_a_site_that_waits_does_not_stay_for_a_block_that_is_not_taken(job: Job,
     assert pool.leases["job.0"]["reason"].startswith(WAITED)
 
 
+def test_a_site_that_waits_stays_for_a_block_on_its_way(job: Job, pool: SlowPool) -> None:
+    """It may be from before the exchange, and is paid for once it is there."""
+    job._is_checked = True
+    carrier: Any = SimpleNamespace(waited_s=600.0, problem=None, close=lambda: None, join=lambda _: None)
+    pool.may_arrive.clear()
+    save(job, 10)
+    until(lambda: job.tick() or job._upload is not None)
+    job._carrier = carrier
+    job._began -= 1000
+    job.tick()
+    assert not job.is_over
+    pool.may_arrive.set()
+    until(lambda: job.tick() or pool.of(on.Committed))
+    assert not job.is_over
+
+
 def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:
     """A pool with a full disk is no job that saves nothing."""
     job._is_checked, real = True, pool.put_blob

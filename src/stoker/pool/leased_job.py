@@ -519,9 +519,11 @@ class LeasedJob:
         unpaid_s = self.running_s - self._committed_ran_s - self._away_s
         if not self._is_checked or unpaid_s <= MOST_UNPAID * max(MOST_BLOCK_S, block_s):
             return ""
+        if self._upload is not None:
+            return ""
         if self._carrier is not None and self._carrier.waited_s > unpaid_s / 2:
             return f"{WAITED} for {format_seconds(self._carrier.waited_s)}"
-        if self._upload is not None or self._kept is not None or self._sends_from:
+        if self._kept is not None or self._sends_from:
             return ""
         return f"{SAVES_NOTHING} for {format_seconds(unpaid_s)}"
 
