@@ -149,7 +149,7 @@ def has_waited(state: State, lease: Lease) -> bool:
     The log shows it where another site has sent none for an exchange of this one. It does not show whether a message
     that was sent can be had, and is one: there the agent's word counts, in a lease that is checked, whose agent was not
     paid for that time. Sites make the same exchanges in the same order: who has not sent what another one has is waited
-    for itself, whatever it has sent of exchanges that nobody makes.
+    for itself, whatever it has sent of exchanges that are not made.
     """
     gang = state.gangs.get(lease.gang)
     if gang is None or lease.running_s - lease.committed_s < LEAST_WAIT_S:
