@@ -524,14 +524,17 @@ def test_a_run_of_two_agents_learns_what_two_processes_learn_and_is_checked(fold
 
 
 def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):
-    """`pool offers --for`, a probe, `--for` again, and the run itself: at the probe's pace, and from its last block."""
+    """`pool offers --for`, a probe, `--for` again, and the run itself: at the probe's pace, and from its last block.
+
+    A machine that becomes slower than its forecast uses the deposit up: the same command goes on, as it says.
+    """
     (folder / "job.py").write_bytes(JOB)
     job = ("job.py", "--set", "epochs=5000")
 
-    def stoker(*words: str, code: int = 0) -> str:
+    def stoker(*words: str, codes: tuple[int, ...] = (0,)) -> str:
         command = [sys.executable, "-m", "stoker", *words]
         done = subprocess.run(command, cwd=folder, env=lent.environment, check=False, capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
+        assert done.returncode in codes, done.stdout + done.stderr
         return done.stdout
 
     def forecast() -> dict[str, Any]:
@@ -540,7 +543,7 @@ def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):
 
     order = ("--verify", "none", "--place-option", "block=2s", "--place-option", "key=renter")
     assert forecast()["basis"] != "history"
-    stoker("train", *job, "--on", "pool:slow", "--time-limit", "60s", *order, code=4)
+    stoker("train", *job, "--on", "pool:slow", "--time-limit", "60s", *order, codes=(4,))
     [probe] = lent.leases()
     assert probe["reason"] == "the deposit is used up"
     first, last = probe["commitments"][0], probe["commitments"][-1]
@@ -549,9 +552,13 @@ def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):
     assert found["basis"] == "history"
     assert found["run_s"] == pytest.approx(5000 * 12 / pace)
     assert found["setup_s"] > 0
-    stoker("train", *job, "--on", "pool", *order)
-    [_, whole] = lent.leases()
-    assert whole["reason"] == "finished"
-    assert whole["commitments"][0]["update"] > last["update"]
-    assert whole["commitments"][-1]["update"] == 5000 * 12
-    assert 0 < whole["forecast"]["hours"] * 3600 < found["run_s"]
+    leases = [probe]
+    while leases[-1]["reason"] == probe["reason"] and len(leases) < 6:
+        stoker("train", *job, "--on", "pool", *order, codes=(0, 4))
+        leases, known = lent.leases(), leases
+        assert len(leases) == len(known) + 1
+    assert leases[-1]["reason"] == "finished"
+    for before, after in itertools.pairwise(leases):
+        assert after["commitments"][0]["update"] > before["commitments"][-1]["update"]
+    assert leases[-1]["commitments"][-1]["update"] == 5000 * 12
+    assert 0 < leases[1]["forecast"]["hours"] * 3600 < found["run_s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from stoker.pool import events as on
 from stoker.pool.admission import Admission, AwaitsMessages
 from stoker.pool.events import sha256
 from stoker.pool.lease_index import LeaseIndex
-from tests.pool.book import ORDER, Book
+from tests.pool.book import ORDER, Book, offer, opened
 from tests.pool.test_gang import GangBook, site
 
 
@@ -110,6 +111,23 @@ def test_a_message_that_its_agent_could_read_before_is_here(tmp_path: Path) -> N
     for name, blob in zip(("run-s1.0", "run-s0.0"), blobs, strict=True):
         book.send(name, 9, blob)
     assert book.missing("run-s0.0", 10) == 0
+
+
+def test_a_message_that_its_agent_reads_by_a_later_lease_is_here_for_its_gang(tmp_path: Path) -> None:
+    """Else blocks would count as fit to be replayed whose verifiers may not read a message on which they rest."""
+    book = SentBook(tmp_path)
+    book.send("run-s0.0", 4)
+    blob = sha256(b"of a later lease")
+    book.pass_time(10)
+    book.post(book.agents[0], on.Offered(offer=offer("more", book.now_s)))
+    later = replace(opened("later", offer_id="more"), inputs=(blob,))
+    book.post(book.renter, later)
+    book.index.note(book.state.leases["later"])
+    book.send("run-s0.0", 9, blob)
+    assert not book.admission._is_shown(book.state.leases["run-s0.0"], blob)
+    book.blobs.note(blob, book.renter.public)
+    assert book.admission._is_shown(book.state.leases["run-s0.0"], blob)
+    assert {one.public for one in book.agents} <= book.index.readers(blob)
 
 
 def test_what_a_site_sends_for_another_one_counts_as_named(tmp_path: Path) -> None:

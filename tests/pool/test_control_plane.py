@@ -17,9 +17,10 @@ import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import admission, blobs, control_plane, presence
+from stoker.pool import client as pool_client
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
-from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, _OnItsWay
 from stoker.pool.commitment import chain_head
 from stoker.pool.control_plane import ControlPlane, steady_clock
 from stoker.pool.escrow import pay_for
@@ -666,6 +667,29 @@ def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
             client.get_blob("b" * 64, tmp_path / "blob")
         thread.join()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_come_of_a_blob_is_kept_while_its_holder_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by who has little patience before anything comes: else a large one begins again at each break."""
+    content, clock = b"0123456789", [0.0]
+
+    def receive(_: Any, __: str, file: Any, *___: Any) -> None:
+        clock[0] += 30.0
+        if not file.tell():
+            file.write(content[:5])
+            raise PlaceUnreachable("it broke off")
+        if clock[0] < 150:
+            raise _OnItsWay("its holder is away")
+        file.write(content[5:])
+
+    client = PoolClient(PoolAddress("http://127.0.0.1:9", "a" * 64), Key.made())
+    monkeypatch.setattr(client, "_receive", receive)
+    monkeypatch.setattr(pool_client, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    is_over: Any = SimpleNamespace(is_set=lambda: False, wait=lambda _: False)
+    client.get_blob(sha256(content), tmp_path / "blob", patience_s=10.0, is_over=is_over)
+    assert (tmp_path / "blob").read_bytes() == content
 
 
 @pytest.mark.parametrize("status", ["200 OK", "425 Too Early"])

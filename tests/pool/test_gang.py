@@ -12,7 +12,7 @@ from stoker.pool import events as on
 from stoker.pool import watch
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, RELEASED, SAVES_NOTHING, WAITED
+from stoker.pool.lease import ACCEPT_S, RELEASED, SAVES_NOTHING, STALLED, STALLED_S, WAITED
 from stoker.pool.rules import apply
 from stoker.pool.state import State
 from tests.pool.book import Book, offer, opened
@@ -241,6 +241,22 @@ def test_a_site_that_waits_in_vain_leaves_without_a_mark(
     book.post(book.other, on.Closed(lease_id="run-s1.0", reason=reason))
     has_excuse = other_sent and num_left == 0
     assert [book.state.record_of(key.public).left for key in book.agents] == [num_left, 0 if has_excuse else 1]
+
+
+@pytest.mark.parametrize("reason", [WAITED, "enough", None])
+def test_who_is_waited_for_has_not_waited(reason: str | None) -> None:
+    """A message of an exchange that nobody makes is no excuse, neither for leaving nor for doing nothing."""
+    book = GangBook()
+    book.post(book.renter, on.GangOpened(leases=tuple(site(each, verify_fraction=0.1) for each in (0, 1))))
+    for number, key in enumerate(book.agents):
+        book.post(key, on.Accepted(lease_id=f"run-s{number}.0"))
+    book.post(book.agent, on.Sent(lease_id="run-s0.0", update=10**6, fragment=0, blob=sha256(b"0")))
+    book.post(book.other, on.Sent(lease_id="run-s1.0", update=4, fragment=0, blob=sha256(b"1")))
+    book.pass_time(STALLED_S)
+    book.post(book.agent, on.Beat(lease_id="run-s0.0", index=0, running_s=STALLED_S))
+    key, why = (book.operator, STALLED) if reason is None else (book.agent, reason)
+    book.post(key, on.Closed(lease_id="run-s0.0", reason=why))
+    assert book.state.record_of(book.agent.public).left == 1
 
 
 def test_the_first_message_of_an_exchange_stands() -> None:

@@ -499,6 +499,28 @@ def test_a_wait_for_another_site_is_told_from_a_job_that_saves_nothing(
     assert pool.leases["job.0"]["reason"].startswith(reason)
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 3000.0])
+def test_time_in_which_the_pool_is_away_counts_against_nobody(job: Job, pool: SlowPool, waited_s: float) -> None:
+    """Nothing could be committed, and no message came: the job goes on once the pool is back."""
+    job._is_checked = True
+    until(lambda: job.tick() or pool.of(on.Beat))
+    job._carrier = SimpleNamespace(  # type: ignore[assignment]
+        waited_s=waited_s, problem=None, close=lambda: None, join=lambda _: None
+    )
+    pool.lost = [on.Beat]
+    job.tick()
+    job._began -= 3000
+    job._next_beat = float("inf")  # between two tries
+    job.tick()
+    pool.lost, job._next_beat = [], 0.0
+    job.tick()
+    assert not job.is_over
+    assert pool.of(on.Beat)[-1].running_s >= 3000
+    job._began -= 1000
+    job.tick()
+    assert job.is_over
+
+
 def test_a_site_that_waits_does_not_stay_for_a_block_that_is_not_taken(job: Job, pool: SlowPool) -> None:
     """The pool takes none before it has all messages of its exchanges, and ends a lease that commits nothing."""
     job._is_checked = True
@@ -508,6 +530,22 @@ def test_a_site_that_waits_does_not_stay_for_a_block_that_is_not_taken(job: Job,
     job._began -= 1000
     job.tick()
     assert pool.leases["job.0"]["reason"].startswith(WAITED)
+
+
+def test_a_site_that_waits_stays_for_a_block_on_its_way(job: Job, pool: SlowPool) -> None:
+    """It may be from before the exchange, and is paid for once it is there."""
+    job._is_checked = True
+    carrier: Any = SimpleNamespace(waited_s=600.0, problem=None, close=lambda: None, join=lambda _: None)
+    pool.may_arrive.clear()
+    save(job, 10)
+    until(lambda: job.tick() or job._upload is not None)
+    job._carrier = carrier
+    job._began -= 1000
+    job.tick()
+    assert not job.is_over
+    pool.may_arrive.set()
+    until(lambda: job.tick() or pool.of(on.Committed))
+    assert not job.is_over
 
 
 def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:

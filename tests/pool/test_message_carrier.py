@@ -25,11 +25,11 @@ from stoker.store.site_message import MessageHead, encode_message, message_name
 from tests.pool.counting import save
 
 
-def content_of(site: int, update: int, message: bytes = b"values") -> bytes:
+def content_of(site: int, update: int, message: bytes = b"values", job: str = "5" * 64, sites: int = 2) -> bytes:
     """The file of a site's message."""
     digest = hashlib.sha256(message).hexdigest()
     head = MessageHead(
-        job="5" * 64, sites=2, site=site, update=update, fragment=0, num_bytes=len(message), sha256=digest
+        job=job, sites=sites, site=site, update=update, fragment=0, num_bytes=len(message), sha256=digest
     )
     return encode_message(head, message)
 
@@ -314,6 +314,9 @@ def test_a_site_that_goes_on_elsewhere_sends_the_same_or_nothing(tmp_path: Path)
         (content_of(1, 4)[:-1], "is none: it has 5 of 6 bytes"),
         (content_of(0, 4), "has sent 000000004-0000-0000.message as its message"),
         (content_of(1, 5), "has sent 000000005-0000-0001.message as its message"),
+        (content_of(1, 4, job="6" * 64), "is of another job"),
+        (content_of(1, 4, sites=3), "is of another job"),
+        (content_of(1, 4, b"more values"), "or of another length"),
     ],
 )
 def test_what_another_site_sends_is_checked(tmp_path: Path, content: bytes, text: str) -> None:

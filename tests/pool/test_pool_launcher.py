@@ -24,7 +24,7 @@ from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.sealing import seal
 from stoker.pool.state import ListedOffer, Record
-from stoker.pool.terms import Terms
+from stoker.pool.terms import FORECASTS, Terms
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore
 from stoker.testing import LauncherConformance
@@ -843,7 +843,33 @@ def test_a_fraction_of_a_second_pays_for_no_further_lease(pool) -> None:
     state = LAUNCHER.state(handle)
     assert state.phase == "failed"
     assert "are over" in state.why
+    assert "the same command begins again, for as long as" in state.why
     assert len(pool.leases) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "text"),
+    [
+        (1100.0, ""),
+        (520.0, "; at its pace the 8 min 40 s of the run end at about 50 % of its updates, and the same command"),
+    ],
+)
+def test_a_run_that_is_slower_than_its_forecast_is_known_to_be_short_of_time(
+    pool, tmp_path, limit_s: float, text: str
+) -> None:
+    """Long before its deposit ends; then it says where it stands, and what to do."""
+    forecast = {"run_s": 400.0, "total_updates": 1000}
+    options = {"verify": "100%", FORECASTS: json.dumps({"cpu": forecast}), "move": "no"}
+    handle, lease = going_well(pool, tmp_path, time_limit_s=limit_s, options=options)
+    state = LAUNCHER.state(handle)
+    assert state.phase == "running"
+    assert text in state.why
+    assert bool(text) == ("at its pace" in state.why)
+    used_up = {"state": "closed", "reason": "the deposit is used up", "closed_by": lease["delegate"]}
+    lease |= {**used_up, "running_s": math.ceil(limit_s)}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "failed"
+    assert "the same command goes on after update 30, for as long as" in state.why
 
 
 PLAN = '{"candidates": [{"forecast": {"total_updates": 20}}]}'

@@ -12,7 +12,7 @@ from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
-from stoker.pool.lease import VERDICT_S, Lease
+from stoker.pool.lease import MOST_BLOCK_S, STALLED, STALLED_S, VERDICT_S, Lease
 from stoker.pool.rules import apply
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import State
@@ -45,6 +45,17 @@ def test_silence_ends_a_lease_in_two_steps() -> None:
     book.pass_time(600)
     assert settle(book) == ["final"]
     assert book.balance(book.agent) == 10 * CREDIT + pay_for(30, CREDIT // 2)
+
+
+def test_a_pool_that_was_away_for_long_waits_for_a_block() -> None:
+    """The first beat after that has all of the time without a block in it; the agent had nobody to send one to."""
+    book = Book()
+    book.run(beats=0, verify_fraction=0.1)
+    book.pass_time(STALLED_S)
+    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=STALLED_S))
+    assert settle(book, up_since_s=book.now_s - MOST_BLOCK_S + 1) == []
+    assert settle(book, up_since_s=book.now_s - MOST_BLOCK_S) == ["closed"]
+    assert book.state.leases["job"].reason == STALLED
 
 
 def test_an_agent_that_never_accepts() -> None:

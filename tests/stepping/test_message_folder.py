@@ -12,7 +12,7 @@ import torch
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import DiLoCo, LocalSGD
 from stoker.records import Layout
-from stoker.stepping.message_folder import MessageFolder, StoppedWaiting, parse_site
+from stoker.stepping.message_folder import BadMessage, MessageFolder, StoppedWaiting, parse_site
 from stoker.stepping.world import World
 from stoker.store.site_message import decode_message, encode_message, parse_name
 from stoker.testing.ranks import on_ranks
@@ -133,7 +133,7 @@ def test_messages_of_another_job_are_refused(tmp_path: Path, job: str, num_sites
     """Another job, number of sites, or size: at once, and the error says what differs."""
     MessageFolder(tmp_path, 1, num_sites, job=job).send(4, 0, torch.zeros(size, dtype=torch.uint8))
     pending = folder_of(tmp_path, 0).send(4, 0, MINE)
-    with pytest.raises(RunFailed, match=rf"does not belong to this exchange: {text}"):
+    with pytest.raises(BadMessage, match=rf"does not belong to this exchange: {text}"):
         pending.received()
 
 
@@ -203,12 +203,12 @@ def test_values_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
         shared = [tensor.clone() for tensor in step.outer.shared.tensors()]
         elsewhere = MessageFolder(tmp_path / "elsewhere" / str(number), 0, 2, job=JOB, patience_s=0.0)
         twin = make_step(World(messages=elsewhere), gpt_job(CASES[1]))
-        with pytest.raises(RunFailed, match="no message of site 1"):  # after its own was sent
+        with pytest.raises(BadMessage, match="no message of site 1"):  # after its own was sent
             train(twin, 0, 4)
         (file,) = elsewhere.folder.glob("*.message")
         theirs = torch.frombuffer(bytearray(decode_message(file.read_bytes())[1]), dtype=torch.uint8)
         theirs[position:][:8].view(torch.float64)[0] = torch.nan
         MessageFolder(tmp_path / str(number), 1, 2, job=JOB).send(3, 0, theirs)
-        with pytest.raises(RunFailed, match="what site 1 learned up to update 4 is not finite"):
+        with pytest.raises(BadMessage, match="what site 1 learned up to update 4 is not finite"):
             train(step, 3, 4)
         assert all(torch.equal(a, b) for a, b in zip(step.outer.shared.tensors(), shared, strict=True))

@@ -11,6 +11,7 @@ import stoker
 from stoker.errors import BadJob
 from stoker.records import Event
 from stoker.store import CheckpointStore, RunDirectory
+from stoker.store.site_message import message_name
 from stoker.verifying.replay import NotTheRun, replay
 from tests.training.builders import blobs, net
 
@@ -152,3 +153,13 @@ def test_how_tensors_lie_in_memory_is_no_part_of_the_state(recorded):
     assert '"strides": [1]' in text
     other = dataclasses.replace(manifest, skeleton=json.loads(text.replace('"strides": [1]', '"strides": [2]')))
     assert manifest.state_digest() == other.state_digest()
+
+
+def test_a_stretch_that_goes_on_from_a_message_that_is_none_is_refused(tmp_path):
+    """All messages that a site got are there: where one is missing, or is none, no machine has gone on."""
+    alone = job(sync=stoker.LocalSGD(every=stoker.updates(4)), until=stoker.epochs(1), valid=None, average=None)
+    recorded, messages = record(alone, tmp_path / "recorded"), tmp_path / "messages"
+    messages.mkdir()
+    (messages / message_name(3, 0, 1)).write_bytes(b"no message")
+    with pytest.raises(NotTheRun, match="no message of site 1 after update 4"):
+        replay(alone, copy_at(recorded, 0, 5, tmp_path / "run"), 5, site=(0, 2), messages=messages)

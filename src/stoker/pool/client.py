@@ -314,7 +314,8 @@ class PoolClient:
             digest: its SHA-256.
             target: the file.
             most_bytes: that are taken; None: any number.
-            patience_s: how long is waited for a blob that its holder sends to the pool, or a line that went away [s].
+            patience_s: how long is waited for a blob that its holder sends to the pool [s]; where a part of it
+                has come, three minutes at least.
             is_over: once it is set, the blob is not wanted any more.
 
         Raises:
@@ -325,9 +326,9 @@ class PoolClient:
         """
         aside = aside_path(target)
         is_over = is_over or threading.Event()
-        until, breaks, is_direct = time.monotonic() + patience_s, 0, True
+        breaks, is_direct = 0, True
         came_directly, is_left = False, False
-        came_s, away_s = time.monotonic(), min(_AWAY_S, patience_s)
+        came_s = time.monotonic()
         try:
             with disk_errors(target, "a blob", error=DiskFailed), aside.open("x+b") as file:
                 while True:
@@ -344,7 +345,8 @@ class PoolClient:
                         file.seek(0)
                         file.truncate()
                     except _OnItsWay:
-                        if time.monotonic() >= until or is_over.wait(_RETRY_S):
+                        waits_s = max(patience_s, _AWAY_S) if file.tell() else patience_s
+                        if time.monotonic() - came_s >= waits_s or is_over.wait(_RETRY_S):
                             raise
                         is_direct = True  # its holder may be in reach by now
                     except (PlaceUnreachable, Refused) as problem:
@@ -353,7 +355,7 @@ class PoolClient:
                         is_left = is_left or isinstance(problem, _TooSlow)
                         has_come = file.tell() > had_bytes
                         breaks, came_s = breaks + has_come, time.monotonic() if has_come else came_s
-                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < away_s
+                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < _AWAY_S
                         if direct is None and (breaks > _MOST_BREAKS or not (has_come or (is_away and file.tell()))):
                             if file.tell() and isinstance(problem, PlaceUnreachable):
                                 raise PlaceUnreachable(

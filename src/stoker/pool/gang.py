@@ -148,15 +148,19 @@ def has_waited(state: State, lease: Lease) -> bool:
 
     The log shows it where another site has sent none for an exchange of this one. It does not show whether a message
     that was sent can be had, and is one: there the agent's word counts, in a lease that is checked, whose agent was not
-    paid for that time.
+    paid for that time. Sites make the same exchanges in the same order: who has not sent what another one has is waited
+    for itself, whatever it has sent of exchanges that are not made.
     """
     gang = state.gangs.get(lease.gang)
     if gang is None or lease.running_s - lease.committed_s < LEAST_WAIT_S:
         return False
     sent = [{one.place for name in of_site for one in state.leases[name].messages} for of_site in gang.leases]
-    if any(sent[lease.site] - places for places in sent):
-        return True
-    return bool(sent[lease.site] and lease.check_fraction) and lease.reason.startswith(WAITED)
+    own = sent[lease.site]
+    if set[tuple[int, int]]().union(*sent) - own:
+        return False
+    return any(own - places for places in sent) or bool(
+        own and lease.check_fraction and lease.reason.startswith(WAITED)
+    )
 
 
 def with_message(state: State, lease: Lease, body: on.Sent) -> Lease:

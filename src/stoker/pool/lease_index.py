@@ -109,11 +109,17 @@ class LeaseIndex:
 
         Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
         """
-        readers = self._blobs.senders(digest)
-        for lease in self.naming(digest):
-            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
-            if namer in readers:
-                readers |= self.parties(lease, digest)
+        readers, others = self._blobs.senders(digest), self.naming(digest)
+        while True:  # who reads it by one lease opens it by another, whichever of both is older
+            named, others = others, list[Lease]()
+            for lease in named:
+                namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
+                if namer in readers:
+                    readers |= self.parties(lease, digest)
+                else:
+                    others.append(lease)
+            if len(others) == len(named):
+                break
         for lease in self._judged_by(digest):
             if lease.evidence.get(digest, set()) & self._blobs.senders(digest):
                 readers |= parties_of(lease)

@@ -242,6 +242,8 @@ class LeasedJob:
         self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
         self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
         self._committed_ran_s = self._beaten_s = 0
+        self._away_from_s: int | None = None
+        self._away_s = 0
         self._seen: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
         self._upload: _Upload | None = None
@@ -487,31 +489,41 @@ class LeasedJob:
         state = self._host_state()
         self._samples = max(self._samples, 0 if state is None else state.samples)
         running_s = self.running_s
-        self._client.post(
-            on.Beat(
-                lease_id=self.lease_id,
-                index=self._beat_index,
-                running_s=running_s,
-                samples=self._samples,
-                state=self._previous,
-            ),
-            answer_s=BEAT_S,  # a line that hangs costs one beat
+        beat = on.Beat(
+            lease_id=self.lease_id,
+            index=self._beat_index,
+            running_s=running_s,
+            samples=self._samples,
+            state=self._previous,
         )
+        try:
+            self._client.post(beat, answer_s=BEAT_S)  # a line that hangs costs one beat
+        except StokerError as problem:
+            if is_passing(problem) and self._away_from_s is None:
+                self._away_from_s = self._beaten_s
+            raise
+        if self._away_from_s is not None:
+            self._away_s, self._away_from_s = self._away_s + running_s - self._away_from_s, None
         self._beat_index, self._beaten_s = self._beat_index + 1, running_s
         self._next_beat = now + self._beat_s
 
     def _unpaid(self) -> str:
         """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
 
-        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far.
+        What is on its way, or could not be sent, is waited for; so is a job whose blocks were long so far. Time in
+        which the pool did not answer counts neither against the job nor against other sites.
         """
+        if self._away_from_s is not None:
+            return ""
         block_s = self._committed_ran_s / max(1, self._num_blocks)
-        unpaid_s = self.running_s - self._committed_ran_s
+        unpaid_s = self.running_s - self._committed_ran_s - self._away_s
         if not self._is_checked or unpaid_s <= MOST_UNPAID * max(MOST_BLOCK_S, block_s):
+            return ""
+        if self._upload is not None:
             return ""
         if self._carrier is not None and self._carrier.waited_s > unpaid_s / 2:
             return f"{WAITED} for {format_seconds(self._carrier.waited_s)}"
-        if self._upload is not None or self._kept is not None or self._sends_from:
+        if self._kept is not None or self._sends_from:
             return ""
         return f"{SAVES_NOTHING} for {format_seconds(unpaid_s)}"
 
@@ -582,7 +594,7 @@ class LeasedJob:
                 self._note(refused, place)
                 raise
             self._num_blocks, self._previous, self._update = block.block + 1, block.state, block.update
-            self._committed_at, self._committed_ran_s = time.monotonic(), self.running_s
+            self._committed_at, self._committed_ran_s, self._away_s = time.monotonic(), self.running_s, 0
         self._seen, self._kept, self._sends_from = place, None, 0.0
 
     def _note(self, refused: on.Refused, place: tuple[int, int] | None) -> None:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from stoker.pool.isolation import is_owners
 from stoker.pool.job_box import MESSAGES, MOST_MESSAGE_BYTES, JobBox
 from stoker.pool.lease import SENT_OTHERWISE
 from stoker.store.foreign_files import parts_below
-from stoker.store.site_message import check_message, message_name, parse_name
+from stoker.store.site_message import MessageHead, check_message, message_name, parse_name
 
 _LOOK_S, _MOST_LOOK_S = 0.5, 5.0
 """Time between two looks, and while nothing comes for long [s]."""
@@ -95,8 +95,11 @@ def needed_from(messages: Iterable[KnownMessage], begin: int) -> list[KnownMessa
     return [*last.values(), *(one for one in ordered if one.update >= begin)]
 
 
-def require_signed(path: Path, message: KnownMessage) -> None:
-    """Refuse a message's file, as it was fetched, that is not the one that its agent signed for (`BadRun`)."""
+def require_signed(path: Path, message: KnownMessage, own: MessageHead | None = None) -> None:
+    """Refuse a message's file, as it was fetched, that is not the one that its agent signed for (`BadRun`).
+
+    `own`: of the site's own message of that exchange: a job fails that reads one of another job, or of another length.
+    """
     try:
         with path.open("rb") as file:
             head = check_message(file)
@@ -104,6 +107,8 @@ def require_signed(path: Path, message: KnownMessage) -> None:
         raise BadRun(f"the message {message.name} of site {message.site} is none: {problem}") from problem
     if head.name != message.name:
         raise BadRun(f"site {message.site} has sent {head.name} as its message {message.name}")
+    if own is not None and head != replace(own, site=message.site, sha256=head.sha256):
+        raise BadRun(f"the message {message.name} of site {message.site} is of another job, or of another length")
 
 
 class MessageCarrier(threading.Thread):
@@ -147,6 +152,7 @@ class MessageCarrier(threading.Thread):
         self._brought: list[tuple[KnownMessage, Path, float]] = []
         self._missed: set[str] = set()
         self._no_messages: set[str] = set()
+        self._heads: dict[tuple[int, int], MessageHead] = {}
         self._waits_since_s: float | None = None
         self.problem: StokerError | None = None
         self.has_sent = False
@@ -242,7 +248,7 @@ class MessageCarrier(threading.Thread):
         is_kept = False
         try:
             try:
-                require_signed(path, message)
+                require_signed(path, message, self._heads.get(message.exchange))
             except BadRun as problem:  # who signed for it answers for it: a copy for the pool shows it, and it stands
                 self._no_messages.add(message.blob)
                 self._tell(f"{self._lease_id}: {problem.message}: it is waited for in vain")
@@ -289,6 +295,7 @@ class MessageCarrier(threading.Thread):
         for name, place in places.items():
             if place[0] < self._needs:
                 self._box.remove_message(name)
+                self._heads.pop(place[:2], None)
 
     def _lacks(self, own: tuple[int, int, int], places: dict[str, tuple[int, int, int]]) -> bool:
         """Whether a message of this site is there, and one of another site of the same exchange is not."""
@@ -308,7 +315,7 @@ class MessageCarrier(threading.Thread):
             if not self._box.copy_message(name, copy, self._most_bytes):
                 return
             with copy.open("rb") as file:
-                check_message(file)  # it is renamed when it is complete: else it is none
+                self._heads[place[:2]] = check_message(file)  # it is renamed when it is complete: else it is none
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if known is not None and known.blob != digest:

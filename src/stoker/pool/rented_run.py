@@ -50,7 +50,7 @@ from stoker.pool.lease_documents import (
     wrong_blocks,
 )
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
+from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers, rest_of_run
 from stoker.pool.rules.market import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
@@ -163,7 +163,25 @@ class RentedRun:
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
+        why += self._shortfall(last, leases)
         return seen_now(phase=phase, why=why, evidence=described(last), restarts=restarts)
+
+    def _shortfall(self, last: dict[str, Any], leases: list[dict[str, Any]]) -> str:
+        """That the time of the run ends before its last update at the pace of its blocks, as words; "": it does not."""
+        forecasts = Terms.of_handle(self.handle).forecasts.values()
+        total = max((one.total_updates for one in forecasts if isinstance(one, RunForecast)), default=0)
+        rest = rest_of_run(last, total) if total else None
+        if rest is None:
+            return ""
+        block = last["commitments"][-1]
+        left_s = max(0.0, self.left_s(leases) + int(last["running_s"]) - int(block["running_s"]))
+        if rest.run_s <= left_s:
+            return ""
+        updates = int(block["update"]) + (total - int(block["update"])) * left_s / rest.run_s
+        return (
+            f"; at its pace the {format_seconds(float(self.handle['limit_s']))} of the run end at about "
+            f"{5 * math.floor(20 * updates / total)} % of its updates, and the same command goes on from there"
+        )
 
     def _moved(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState | None:
         """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
@@ -300,7 +318,13 @@ class RentedRun:
         left_s = self.left_s(leases)
         if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
             limit = format_seconds(float(self.handle["limit_s"]))
-            return seen_now(phase="failed", why=f"the {limit} of the run are over: {why}")
+            update = self.continued(self.order(leases[0]), leases).resume_update
+            done = f"goes on after update {update:,}" if update else "begins again"
+            return seen_now(
+                phase="failed",
+                why=f"the {limit} of the run are over: {why}; the same command {done}, for as long as its forecast or "
+                "--time-limit says",
+            )
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return seen_now(phase="failed", why=f"the deadline is over: {why}")
         poisoned = wrong_blocks(leases, self.order)

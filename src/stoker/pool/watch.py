@@ -17,7 +17,18 @@ from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, USED_UP, Challenge, Lease
+from stoker.pool.lease import (
+    ACCEPT_S,
+    BEAT_S,
+    LOST_S,
+    MOST_BLOCK_S,
+    RELEASED,
+    STALLED,
+    SUSPECT_S,
+    USED_UP,
+    Challenge,
+    Lease,
+)
 from stoker.pool.presence import PRESENT_S
 from stoker.pool.rules.disputes import draw_message, drawn_blocks, why_dismissed
 from stoker.pool.state import State, merkle_root
@@ -94,12 +105,14 @@ def _funded(state: State, lease: Lease, now_s: float, _: Key, up_since_s: float,
         yield on.Closed(lease_id=lease.lease_id, reason=f"not accepted within {ACCEPT_S:.0f} s")
 
 
-def _running(state: State, lease: Lease, now_s: float, key: Key, heard_s: float, _: Verifiers) -> Iterator[Body]:
+def _running(
+    state: State, lease: Lease, now_s: float, key: Key, heard_s: float, verifiers: Verifiers
+) -> Iterator[Body]:
     name, silent_s = lease.lease_id, now_s - heard_s
     yield from _agreed(lease, key)
     if is_released(state, lease):
         yield on.Closed(lease_id=name, reason=RELEASED)
-    elif lease.is_stalled:
+    elif lease.is_stalled and now_s - verifiers.up_since_s >= MOST_BLOCK_S:  # before that a block may be on its way
         yield on.Closed(lease_id=name, reason=STALLED)
     elif escrow.is_used_up(lease, state.held(name)[0]):
         yield on.Closed(lease_id=name, reason=USED_UP)

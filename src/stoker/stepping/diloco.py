@@ -39,7 +39,7 @@ from stoker.stepping.diloco_exchange import (
     fragments_of,
 )
 from stoker.stepping.layouts.base import Strategy
-from stoker.stepping.message_folder import PendingFiles
+from stoker.stepping.message_folder import BadMessage, PendingFiles
 from stoker.stepping.update_rule import UpdateRule
 from stoker.stepping.weight_averaging import SavedWeights
 from stoker.stepping.world import SIGNALS, World
@@ -351,7 +351,8 @@ class OuterOptimizer:
             values, theirs = form.values(message), form.statistics(message)
             is_finite = bool(values.isfinite().all()) and bool(theirs.isfinite().all())
             if note.samples and not (is_finite and 0 < note.samples < math.inf):
-                raise RunFailed(
+                error = RunFailed if site == self._world.site else BadMessage
+                raise error(
                     f"what site {site} learned up to update {shared.update + 1} is not finite",
                     remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
                 )

@@ -59,6 +59,10 @@ def parse_site(text: str) -> tuple[int, int]:
     return site, sites
 
 
+class BadMessage(RunFailed):
+    """Another site's message did not come, or is none of this exchange: no site can go on from it."""
+
+
 class StoppedWaiting(Exception):
     """Asked to stop while it waited for another site, in the middle of an update: the last checkpoint counts."""
 
@@ -129,7 +133,7 @@ class MessageFolder:
         """The message of another site of the same exchange as `head`; waits for it.
 
         Raises:
-            RunFailed: it does not come in time, or is of another job or exchange.
+            BadMessage: it does not come in time, or is of another job or exchange.
             StoppedWaiting: `is_stopping` says so.
         """
         path = self.folder / replace(head, site=site).name
@@ -144,7 +148,7 @@ class MessageFolder:
                         f"asked to stop while waiting for site {site} after update {head.update + 1:,}"
                     )
                 if self._clock() >= until:
-                    raise RunFailed(
+                    raise BadMessage(
                         f"no message of site {site} after update {head.update + 1:,} has come to {self.folder} for "
                         f"{format_seconds(self.patience_s)}{problem}",
                         remedy=f"Start site {site}/{self.num_sites} again with the same folder; the same command here "
@@ -197,7 +201,7 @@ class MessageFolder:
         wrong = [f"{name} {value} instead of {expected[name]}" for name, value in asdict(there).items()]
         wrong = [text for text, name in zip(wrong, expected, strict=True) if asdict(there)[name] != expected[name]]
         if wrong:
-            raise RunFailed(
+            raise BadMessage(
                 f"{path} does not belong to this exchange: {', '.join(wrong)}",
                 remedy="Run the same job file with the same settings at every site, each start in a folder of its own.",
             )

@@ -30,7 +30,7 @@ from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import ONE_PROCESS, CheckpointManifest, Event, Position, to_json
 from stoker.records.plan_schedule import PlanSchedule
-from stoker.stepping.message_folder import MessageFolder, parse_site
+from stoker.stepping.message_folder import BadMessage, MessageFolder, parse_site
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.plan_in_force import PlanInForce, Replanned
@@ -70,7 +70,8 @@ def replay(
         messages: folder with the messages that it got; its own are written there.
 
     Raises:
-        NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
+        NotTheRun: the run is of another job or another length, has several processes, is further than `until`, or
+            goes on from a message that is none.
         BadRun: it cannot be made on this machine.
         BadJob: the length of the job is not known elsewhere.
         RunFailed: an update cannot be made.
@@ -106,7 +107,10 @@ def replay(
         session.loop.save_every_s = math.inf
         session.loop.saves_at, session.loop.until = frozenset(at), until
         session.loop.on_update = lambda _: None  # updates are made one by one, so that each of `at` can be saved
-        reached = session.loop.run(session.position)
+        try:
+            reached = session.loop.run(session.position)
+        except BadMessage as problem:  # the folder is complete: no machine has gone on from there
+            raise NotTheRun(problem.message) from problem
     require_at(reached, until)
     return tuple(saved.manifests)
 
