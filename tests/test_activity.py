@@ -35,7 +35,7 @@ def test_an_exception_ends_an_activity() -> None:
 def test_plain_lines_come_after_a_second_and_then_now_and_then() -> None:
     """One for each activity, another every ten seconds; none for what is quick."""
     now, lines = [0.0], list[str]()
-    look = ActivityLines(lines.append, every_s=10, clock=lambda: now[0])
+    look = ActivityLines(lines.append, clock=lambda: now[0])
     for what, seconds in (("planning", 25), ("updating", 1), ("evaluating", 3), *[("slow", 3)] * 4):
         with doing(what) as under_way:
             under_way.began_s = now[0]
