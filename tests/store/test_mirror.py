@@ -114,6 +114,7 @@ def test_of_two_machines_that_send_a_run_the_last_one_counts(tmp_path: Path, rem
     first = make_run(tmp_path / "a/mlp")
     checkpointed(first, 1000)
     with Mirror(first, remote, said["a"].append, said["a"].append) as mirror:
+        mirror(Event(kind="checkpointed", at=0.0, fields={}))
         until = time.monotonic() + 60
         while mirror.kept_samples is None and time.monotonic() < until:
             time.sleep(0.01)
