@@ -273,7 +273,7 @@ def main() -> int:
             print(f"    {sentence}", flush=True)
     if options.out:
         document = {
-            "command": "python -m bench.forecast.variants",
+            "command": "python -m bench.forecast.variants" + (f" --only {options.only}" if options.only else ""),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "torch": torch.__version__,
             "python": platform.python_version(),
