@@ -191,7 +191,7 @@ def spoilt(world: World) -> None:
 
 def test_what_is_not_finite_ends_all_sites() -> None:
     """No other site replaces it, and the error names the site."""
-    with pytest.raises(RankFailed, match=r"RunFailed: what site 1 learned up to update 3 is not finite"):
+    with pytest.raises(RankFailed, match=r"what site 1 learned up to update 3 is not finite"):
         on_ranks(TWO_SITES, spoilt)
 
 
