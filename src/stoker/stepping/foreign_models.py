@@ -32,16 +32,17 @@ from stoker.jobs.fields import Fields
 from stoker.loading.fields import Content
 
 
-def adopt_model(model: Any) -> Any:
+def adopt_model(model: Any) -> nn.Module:
     """`model`, changed in place or wrapped; what is no module as it is."""
     if is_keras(model) and isinstance(model, nn.Module):
         return stepping.keras_models.KerasModel(model)
     pretrained = getattr(sys.modules.get("transformers"), "PreTrainedModel", ())
-    for part in model.modules() if isinstance(model, nn.Module) else ():
+    module: nn.Module = model
+    for part in module.modules() if isinstance(model, nn.Module) else ():
         config: Any = getattr(part, "config", None) if part is model or isinstance(part, pretrained) else None
         if getattr(config, "use_cache", None) is True:
             config.use_cache = False
-    return model
+    return module
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
