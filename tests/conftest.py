@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -50,6 +51,10 @@ os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")
 # and every process of pytest-xdist would rewrite the assertions of every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Ctrl-C as at a terminal: what a script starts in the background inherits an ignored SIGINT, and every child with it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.environ.get("STOKER_SIMULATED_GPU"):  # `make test-simulated-gpu`: what is marked `gpu` runs on simulated ones
     from stoker.testing.simulated_gpu import simulate_gpus

@@ -375,13 +375,8 @@ def _command(model: Path, path: Path, out: Path, *more: str) -> list[str]:
 
 def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> int:
     """Stop the command once so many parts are done; its exit code."""
-    # A short pipe: the command cannot run far ahead of what is read here. Tests that run in the background of a script
-    # inherit an ignored SIGINT, which Python then leaves ignored in every child: the command gets the default again.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, pipesize=4096)
-    finally:
-        signal.signal(signal.SIGINT, inherited)
+    # A short pipe: the command cannot run far ahead of what is read here.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, pipesize=4096)
     with process:
         assert process.stdout is not None
         for event in map(json.loads, process.stdout):
