@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 import stoker
+from stoker import imports
 from stoker.imports import collector_paused, older_objects_kept
 
 # The public contract: names are added to it, and none of these goes away.
@@ -141,9 +142,10 @@ class Node:
         self.own = self
 
 
-def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
+def test_the_collector_leaves_older_objects_alone_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after such a block within it; what is made within is found, and all else afterwards."""
     was_frozen = gc.get_freeze_count() > 0  # by the tests' set-up
+    monkeypatch.setattr(imports, "_FROZEN_BY", set())
     gc.unfreeze()
     gc.disable()  # no collection but those asked for here
     try:
@@ -161,6 +163,18 @@ def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
         gc.enable()
         if was_frozen:
             gc.freeze()
+
+
+def test_what_a_program_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting visits every object, millions of them; it stays frozen, in blocks and after them."""
+    counts = list[int]()
+    monkeypatch.setattr(imports, "_FROZEN_BY", set())
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(1) or 10)
+    monkeypatch.setattr(gc, "unfreeze", lambda: 1 / 0)
+    for _ in range(3):
+        with older_objects_kept(), collector_paused():
+            _made = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert len(counts) == 1
 
 
 def test_imports_pause_the_collector_and_lose_no_garbage() -> None:
