@@ -29,7 +29,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "shards in bf16, loss in chunks": {"layout": Layout(shards=2), "precision": "bf16", "loss_chunks": 2},
 }
 
-_SLOW = ("shards", "shards, kept gathered")  # sharded in bf16, checkpointed, all of their code is run
+_SLOW = ("shards", "shards, kept gathered", "shards in bf16, loss in chunks")
+"""Sharded in bf16, checkpointed, all of their code is run; a loss in chunks is none of the regions."""
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled plans need g++ on a CPU")
 
