@@ -118,6 +118,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = stoker.trane  # type: ignore[attr-defined]
 
 
+def test_a_study_opens_without_what_only_its_end_needs() -> None:
+    """What mattered is computed once trials are finished, by a package that imports scikit-learn."""
+    pytest.importorskip("optuna")
+    modules = _modules_after("import stoker.tuning.study_database")
+    assert "optuna" in modules
+    assert _packages(modules) & (HEAVY - {"numpy"} | {"sklearn"}) == set()
+
+
 @pytest.mark.slow
 def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
     """The first update does not wait for Plotly and Jinja2."""
