@@ -51,8 +51,8 @@ _IMPORTED = (
     "torch._dynamo",
 )
 """What a run imports from its command to its report."""
-_IMPORTED_IF_INSTALLED = ("pydantic.type_adapter",)
-"""What Typer imports when it reads a command's options."""
+_IMPORTED_IF_INSTALLED = ("pydantic.type_adapter", "stoker.pool.control_plane", "uvicorn")
+"""What Typer imports when it reads a command's options, and a control plane that is killed and started again."""
 _MOST_BYTES = 2**17  # of an order, most of which is the environment
 _MOST_FILES = 8  # with an order
 

@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 import stoker
+from stoker import imports
 from stoker.imports import collector_paused, older_objects_kept
 
 # The public contract: names are added to it, and none of these goes away.
@@ -117,6 +118,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = stoker.trane  # type: ignore[attr-defined]
 
 
+def test_a_study_opens_without_what_only_its_end_needs() -> None:
+    """What mattered is computed once trials are finished, by a package that imports scikit-learn."""
+    pytest.importorskip("optuna")
+    modules = _modules_after("import stoker.tuning.study_database")
+    assert "optuna" in modules
+    assert _packages(modules) & (HEAVY - {"numpy"} | {"sklearn"}) == set()
+
+
 @pytest.mark.slow
 def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
     """The first update does not wait for Plotly and Jinja2."""
@@ -141,9 +150,10 @@ class Node:
         self.own = self
 
 
-def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
+def test_the_collector_leaves_older_objects_alone_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after such a block within it; what is made within is found, and all else afterwards."""
     was_frozen = gc.get_freeze_count() > 0  # by the tests' set-up
+    monkeypatch.setattr(imports, "_FROZEN_BY", set())
     gc.unfreeze()
     gc.disable()  # no collection but those asked for here
     try:
@@ -161,6 +171,18 @@ def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
         gc.enable()
         if was_frozen:
             gc.freeze()
+
+
+def test_what_a_program_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting visits every object, millions of them; it stays frozen, in blocks and after them."""
+    counts = list[int]()
+    monkeypatch.setattr(imports, "_FROZEN_BY", set())
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(1) or 10)
+    monkeypatch.setattr(gc, "unfreeze", lambda: 1 / 0)
+    for _ in range(3):
+        with older_objects_kept(), collector_paused():
+            _made = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert len(counts) == 1
 
 
 def test_imports_pause_the_collector_and_lose_no_garbage() -> None:

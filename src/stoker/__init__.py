@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """The public name `name`, loaded now."""
+    if name.startswith("_") and name != "__all__":  # tools ask every module for such names
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
     api = importlib.import_module("stoker.api")
     if name == "__all__":
         return api.public_names()

@@ -13,7 +13,7 @@ import gc
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def listed_imports(file: str) -> tuple[dict[str, str], ...]:
@@ -65,7 +65,7 @@ def collector_paused() -> Iterator[None]:
     finally:
         if gc.get_threshold()[0] == 0:
             is_worth_it = gc.get_count()[0] > before[0]  # new objects than a collection of them waits for
-            if is_worth_it and gc.get_freeze_count() == 0:  # else the program keeps objects from being visited for good
+            if is_worth_it and not _are_frozen():  # else the program keeps objects from being visited for good
                 gc.freeze()  # into a generation of their own, without visiting them,
                 gc.unfreeze()  # and into the oldest
             gc.set_threshold(*before)
@@ -74,11 +74,24 @@ def collector_paused() -> Iterator[None]:
 @contextlib.contextmanager
 def older_objects_kept() -> Iterator[None]:
     """Within the block cyclic garbage is looked for among objects that are made within it alone."""
-    is_outermost = gc.get_freeze_count() == 0
+    is_outermost = not _are_frozen()
     if is_outermost:
         gc.freeze()
+        _FROZEN_BY.add("a block")
     try:
         yield
     finally:
         if is_outermost:
             gc.unfreeze()
+            _FROZEN_BY.remove("a block")
+
+
+_FROZEN_BY = set[Literal["a block", "the program"]]()
+"""Who keeps objects from being visited: `older_objects_kept`, for a while, or the program, which does so for good."""
+
+
+def _are_frozen() -> bool:
+    """Whether objects are kept from being visited; they are counted, one by one, until the program's are found."""
+    if not _FROZEN_BY and gc.get_freeze_count():
+        _FROZEN_BY.add("the program")
+    return bool(_FROZEN_BY)

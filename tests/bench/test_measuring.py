@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from bench.forecast.jobs import make_job
@@ -56,10 +58,11 @@ def test_another_process_gives_the_same_answer() -> None:
     assert len(found.update_s) == 2
 
 
-def test_a_process_that_fails_is_heard() -> None:
+def test_a_process_that_fails_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote last is in the error."""
-    with pytest.raises(RuntimeError, match="KeyError"):
-        ask(request(PLANS[0], job="no such job"))
+    monkeypatch.setattr(sys, "executable", "/bin/sh")  # which knows no such program, and says so
+    with pytest.raises(MeasuringFailed, match=r"ended with \d+: .*bench\.forecast\.measuring"):
+        ask(request(PLANS[0]))
 
 
 def test_a_process_out_of_time_is_ended() -> None:

@@ -18,11 +18,17 @@ JOBS = Path(__file__).parents[1] / "flow" / "jobs"
 ESTIMATED = {"peak_bytes": "bytes", "step_s": "s", "total_s": "s", "energy_kwh": "kWh", "cost_usd": "USD"}
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which these tests leave each other what they traced."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder and a cache of the test's own, and no files of the user's."""
+def place(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, and no files of the user's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("STOKER_CACHE", str(traces))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("STOKER_PRICES", "STOKER_CATALOGUE"):
         monkeypatch.delenv(name, raising=False)

@@ -52,7 +52,14 @@ def test_steps_of_recurrent_layers_may_vary(tmp_path: Path, batch_first: bool) -
 
 def test_a_fixed_number_of_steps_keeps_pytorchs_own_program(tmp_path: Path) -> None:
     """It is for use without Stoker, which such a model does not need."""
-    artifact = export_module(Recurrent().eval(), torch.randn(8, 4, 2), tmp_path / "m")
+
+    class Steps(nn.GRU):
+        def forward(self, series: torch.Tensor) -> torch.Tensor:
+            return super().forward(series)[0]
+
+    module = Steps(2, 3, batch_first=True).eval()
+    assert recurrent_layers.has_recurrence(module)
+    artifact = export_module(module, torch.randn(8, 2, 2), tmp_path / "m")
     assert "model.pt2" in {file.name for file in artifact.manifest.files}
 
 

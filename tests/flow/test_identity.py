@@ -34,12 +34,37 @@ from tests.flow.command import job_file
 LONGER = stoker.epochs(5)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two finished runs, trained once for all tests: of the usual job, and as it is with its last weights."""
+    folder, found = tmp_path_factory.mktemp("kept"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("STOKER_RUNS", raising=False)
+        patch.setenv("STOKER_CACHE", str(folder / "cache"))
+        for name, changes in (("best", {}), ("last", {"evaluation": stoker.Evaluation(select="last")})):
+            found[name] = folder / stoker.train(blobs_job(**changes), plan=PLAN).path
+    return found
+
+
+def copied(run: Path) -> stoker.Run:
+    """That run, as one that was trained here."""
+    shutil.copytree(run, Path("runs") / run.name)
+    return stoker.load(run.name)
+
+
+@pytest.fixture
+def finished(kept: dict[str, Path]) -> stoker.Run:
+    """A finished run of `blobs_job()` under PLAN."""
+    return copied(kept["best"])
+
+
 def run_names() -> list[str]:
     """The runs there are."""
     return sorted(path.name for path in Path("runs").iterdir()) if Path("runs").exists() else []
 
 
-def test_an_unfinished_run_is_continued_and_named() -> None:
+def test_an_unfinished_run_is_continued_and_named(kept: dict[str, Path]) -> None:
     """The same call goes on where it was stopped, says so, and ends at the weights of a run that was never stopped."""
     stopped = stopped_run(blobs_job())
     assert stopped.record.samples == 96
@@ -52,7 +77,7 @@ def test_an_unfinished_run_is_continued_and_named() -> None:
     assert "96 of 240 samples" in message
     assert heard.of("resumed")[0]["samples"] == heard.of("started")[0]["samples"] == 96
     assert "planned" not in heard.kinds
-    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN, new=True))
+    assert_equal_weights(run, stoker.load(kept["best"]))
 
 
 def test_a_finished_run_starts_anew_under_the_next_number() -> None:
@@ -93,12 +118,11 @@ def test_a_run_that_is_named_is_not_to_be_another_one_too(choices: dict[str, Any
     assert stoker.load(stopped.path).record == stopped.record
 
 
-def test_a_finished_run_is_not_resumed() -> None:
+def test_a_finished_run_is_not_resumed(finished: stoker.Run) -> None:
     """It has nothing left to do; a longer job forks it."""
-    run = stoker.train(blobs_job(), plan=PLAN)
     with pytest.raises(BadRun, match="is finished: there is nothing to resume") as caught:
-        stoker.train(blobs_job(), resume=run.name)
-    assert f"--fork {run.name}" in (caught.value.remedy or "")
+        stoker.train(blobs_job(), resume=finished.name)
+    assert f"--fork {finished.name}" in (caught.value.remedy or "")
 
 
 def test_a_run_of_another_job_is_not_resumed() -> None:
@@ -149,7 +173,7 @@ def test_a_directory_that_holds_something_else_is_left_alone() -> None:
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_in_use_is_refused_and_goes_on_undisturbed() -> None:
+def test_a_run_in_use_is_refused_and_goes_on_undisturbed(kept: dict[str, Path]) -> None:
     """The process that trains it holds it; the second call names that process, and says and changes nothing."""
     refusals: list[str] = []
     second: list[Event] = []
@@ -166,7 +190,7 @@ def test_a_run_in_use_is_refused_and_goes_on_undisturbed() -> None:
     assert "--new" in refusals[0]
     assert run.status == "finished"
     assert run_names() == [run.name]
-    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN))
+    assert_equal_weights(run, stoker.load(kept["best"]))
 
 
 def test_nothing_is_made_where_a_run_is_held_while_it_is_planned() -> None:
@@ -228,12 +252,11 @@ def test_a_fork_of_a_run_that_ended_before_its_time_trains_on() -> None:
     assert fork.record.updates > parent.record.updates
 
 
-def test_a_fork_chooses_its_own_best_by_its_own_measure() -> None:
+def test_a_fork_chooses_its_own_best_by_its_own_measure(finished: stoker.Run) -> None:
     """What its parent found best is not in its directory, and may have been chosen by a metric it no longer has."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
     heard = Heard()
     job = blobs_job(until=LONGER, metrics=[])
-    fork = stoker.train(job, plan=PLAN, fork=parent.name, sink=heard)
+    fork = stoker.train(job, plan=PLAN, fork=finished.name, sink=heard)
     losses = [fields["metrics"]["loss"] for fields in heard.of("evaluated", split="valid")]
     assert heard.of("evaluated", split="valid")[0]["best"] is True
     assert fork.metrics["valid/loss"] == pytest.approx(min(losses))
@@ -260,9 +283,11 @@ def first_checkpoint(run: stoker.Run) -> dict[str, torch.Tensor]:
     ],
     ids=["data", "batch", "seed", "optimizer", "sampling", "sync"],
 )
-def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(changes: dict) -> None:
+def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(
+    changes: dict, kept: dict[str, Path]
+) -> None:
     """What the parent learned is there at the start; its position would mean something else here."""
-    parent = stoker.train(blobs_job(evaluation=stoker.Evaluation(select="last")), plan=PLAN)
+    parent = copied(kept["last"])
     settings = {"optimizer": stoker.SGD(lr=1e-9), "until": stoker.updates(1), "average": 0.9} | changes
     job = blobs_job(**settings)
     heard = Heard()
@@ -274,9 +299,9 @@ def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_count
         assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
 
 
-def test_a_fork_with_other_settings_of_its_optimiser_trains_with_them() -> None:
+def test_a_fork_with_other_settings_of_its_optimiser_trains_with_them(kept: dict[str, Path]) -> None:
     """Not with those of its parent, whose state it goes on from."""
-    parent = stoker.train(blobs_job(evaluation=stoker.Evaluation(select="last")), plan=PLAN)
+    parent = copied(kept["last"])
     job = blobs_job(
         until=LONGER, evaluation=stoker.Evaluation(select="last"), optimizer=stoker.SGD(lr=1e-9, momentum=0.0)
     )
@@ -285,14 +310,13 @@ def test_a_fork_with_other_settings_of_its_optimiser_trains_with_them() -> None:
         assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
 
 
-def test_an_unfinished_fork_is_continued_by_the_same_call_only() -> None:
+def test_an_unfinished_fork_is_continued_by_the_same_call_only(finished: stoker.Run) -> None:
     """The same job without `fork` is another run."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
-    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=parent.name)
+    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=finished.name)
     plain = stoker.train(blobs_job(until=LONGER), plan=PLAN)
     assert plain.name != stopped.name
     heard = Heard()
-    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name, sink=heard)
+    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=finished.name, sink=heard)
     assert (run.name, run.status) == (stopped.name, "finished")
     assert heard.of("resumed")[0]["samples"] == 336
 
@@ -313,43 +337,39 @@ def test_a_fork_that_was_killed_early_goes_on_from_where_it_began() -> None:
     assert_equal_weights(fork, stoker.train(jobs[1], plan=PLAN))
 
 
-def test_a_fork_without_checkpoints_of_its_own_starts_from_its_parent_again() -> None:
+def test_a_fork_without_checkpoints_of_its_own_starts_from_its_parent_again(finished: stoker.Run) -> None:
     """There is nothing of its own to go on from."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
-    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=parent.name)
+    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=finished.name)
     shutil.rmtree(stopped.directory.checkpoints)
     heard = Heard()
-    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name, sink=heard)
+    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=finished.name, sink=heard)
     assert run.name == stopped.name
     assert heard.of("resumed")[0]["samples"] == 240
 
 
-def test_a_fork_with_nothing_left_to_do_is_refused() -> None:
+def test_a_fork_with_nothing_left_to_do_is_refused(finished: stoker.Run) -> None:
     """A job that is no longer than what its parent has made; no run is left behind."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
     with pytest.raises(BadRun, match="made 15 updates; this job makes 10") as caught:
-        stoker.train(blobs_job(until=stoker.epochs(2)), plan=PLAN, fork=parent.name)
+        stoker.train(blobs_job(until=stoker.epochs(2)), plan=PLAN, fork=finished.name)
     assert "longer job" in (caught.value.remedy or "")
-    assert run_names() == [parent.name]
+    assert run_names() == [finished.name]
 
 
-def test_a_fork_of_another_model_is_refused_with_what_differs() -> None:
+def test_a_fork_of_another_model_is_refused_with_what_differs(finished: stoker.Run) -> None:
     """Names and shapes of the weights; no run is left behind."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
     model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
     wider = blobs_job(model=model, until=LONGER)
     with pytest.raises(BadRun, match=r"0\.weight is \[9, 6\] in the model, \[8, 6\] in the file"):
-        stoker.train(wider, plan=PLAN, fork=parent.name)
-    assert run_names() == [parent.name]
+        stoker.train(wider, plan=PLAN, fork=finished.name)
+    assert run_names() == [finished.name]
 
 
-def test_a_fork_of_a_run_without_checkpoints_is_refused() -> None:
+def test_a_fork_of_a_run_without_checkpoints_is_refused(finished: stoker.Run) -> None:
     """There is nothing to start from; no run is left behind."""
-    parent = stoker.train(blobs_job(), plan=PLAN)
-    shutil.rmtree(parent.directory.checkpoints)
+    shutil.rmtree(finished.directory.checkpoints)
     with pytest.raises(BadRun, match="has no checkpoint to start from"):
-        stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name)
-    assert run_names() == [parent.name]
+        stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=finished.name)
+    assert run_names() == [finished.name]
 
 
 @pytest.mark.slow
@@ -376,7 +396,7 @@ def test_a_budget_of_seconds_is_turned_into_samples_once() -> None:
     assert (run.name, run.record.samples, run.record.total_samples) == (stopped.name, total, total)
 
 
-def test_the_time_between_checkpoints_may_change_when_a_run_goes_on() -> None:
+def test_the_time_between_checkpoints_may_change_when_a_run_goes_on(kept: dict[str, Path]) -> None:
     """It is no part of what makes two runs bit-equal; it is reported in seconds."""
     stopped = stopped_run(blobs_job())
     heard = Heard()
@@ -386,7 +406,7 @@ def test_the_time_between_checkpoints_may_change_when_a_run_goes_on() -> None:
     schedule = run.directory.read_schedule()  # other processes of the run read it there
     assert schedule is not None
     assert (schedule.last.checkpoint_every_s, schedule.last.device_mtbf_h) == (1e-6, None)
-    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN))
+    assert_equal_weights(run, stoker.load(kept["best"]))
     with pytest.raises(BadJob, match="checkpoints are counted in seconds, not epochs"):
         stoker.train(blobs_job(), checkpoint_every=stoker.epochs(1))
 

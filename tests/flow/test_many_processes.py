@@ -77,7 +77,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
     plan = plan_over(TWO)
     for number in (0, 1):
         name = f"killed{number}"
-        settings = ("--set", "epochs=80", "--on", "2xhere", "--plan", plan, "--run-dir", name)
+        settings = ("--set", "epochs=40", "--on", "2xhere", "--plan", plan, "--run-dir", name)
         with Running("train", path, *settings) as run:
             run.until("progress")  # of the first update
             os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
         )
         assert ended.of("recovered")
         record = stoker.load(name).record
-        assert (record.status, record.samples) == ("finished", 80 * 80)
+        assert (record.status, record.samples) == ("finished", 40 * 80)
         progress = [event["samples"] for event in ended.of("progress")]
         assert progress == sorted(progress)
 

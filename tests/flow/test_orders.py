@@ -41,7 +41,7 @@ def plan_file(plan: Plan) -> Path:
     [
         ("stream", PLAN),
         pytest.param("shuffled-seekable", BY_WORKER, marks=pytest.mark.slow),
-        ("balanced", BY_WORKER),
+        pytest.param("balanced", BY_WORKER, marks=pytest.mark.slow),
         pytest.param("packed", PLAN, marks=pytest.mark.slow),
         ("tokens", BY_WORKER),
     ],

@@ -28,7 +28,7 @@ def language_job() -> stoker.Job:
         batch=8,
         loss="token_cross_entropy",
         until=stoker.epochs(1),
-        optimizer=stoker.AdamW(lr=1e-3),
+        optimizer=stoker.SGD(lr=1e-3, momentum=0.9),
         clip_norm=1.0,
     )
 

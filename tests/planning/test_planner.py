@@ -52,7 +52,7 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("stoker.planning.planner.PlanSearch", Script)
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     [place] = planned_devices("cpu", (attached_cpu(),))
-    planner.Planner(resolve_job(blobs_job())).confirmed(place)
+    planner.Planner(resolve_job(blobs_job())).confirmed(place, FIRST)  # a plan that is given is not ranked
     assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]
 
 

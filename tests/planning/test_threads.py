@@ -9,12 +9,18 @@ from torch import nn
 import stoker
 from stoker.devices.cpu import CpuSample
 from stoker.errors import BadJob
-from stoker.planning import planner
+from stoker.planning import plan_ranking, planner
 from stoker.planning.decision import decide, most_threads
 from stoker.planning.resolved_job import resolve_job
 from tests.cli.machines import CPU
 
 pytestmark = pytest.mark.usefixtures("place")
+
+
+@pytest.fixture(autouse=True)
+def _few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each precision one plan is traced and ranked for what is here: no test depends on how many there are."""
+    monkeypatch.setattr(plan_ranking, "LEAST_RANKING_S", 0.0)
 
 
 def _job() -> stoker.Job:

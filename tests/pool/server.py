@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -27,6 +27,7 @@ from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
 from stoker.pool.request_limits import RequestRates
+from tests.forked import Forked
 
 FAST = RequestRates(per_address=1e6, per_key=1e6)
 
@@ -52,11 +53,12 @@ def shift(folder: Path, seconds: float) -> None:
 
 def until(is_there: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """What `is_there` returns once that is true."""
-    end = time.monotonic() + timeout_s
+    end, pause_s = time.monotonic() + timeout_s, 0.005
     while time.monotonic() < end:
         if found := is_there():
             return found
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.1)  # each look is a request
     raise AssertionError(f"not within {timeout_s} s")
 
 
@@ -138,21 +140,19 @@ class Killable:
         self.folder, self._rules = folder, rules
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._port = listener.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", "tests.pool.server", str(self.folder), str(self._port), self._rules]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
+        words = [str(self.folder), str(self._port), self._rules]
+        self.process = Forked("tests.pool.server", words, stderr=sys.__stderr__, env=dict(os.environ))
+        assert self.process.stdout.readline() == "ready\n"
 
     def kill(self) -> None:
         """SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
     def client(self, key: Key | None = None) -> PoolClient:

@@ -291,7 +291,7 @@ class SideBySide(RuleBasedStateMachine):
 
 TestSideBySide = pytest.mark.filterwarnings("ignore")(SideBySide.TestCase)
 SideBySide.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -58,6 +58,7 @@ def until_heard(market: Market) -> None:
     until(lambda: (lease := market.leases()[0])["beat_index"] > before or lease["state"] not in LIVE)
 
 
+@pytest.mark.slow
 def test_a_job_of_two_agents_runs_is_checked_and_comes_home(market, tmp_path):
     """Opened together, exchanged through the pool, each block replayed by others, and fetched as from one lease."""
     with nothing_said(market.lenders):

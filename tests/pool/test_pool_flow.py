@@ -236,6 +236,7 @@ def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
         market.require_right()
 
 
+@pytest.mark.slow
 def test_a_job_over_two_devices_runs_is_lost_and_goes_on_at_two_others(market, tmp_path):
     """Only offers of two are taken; ranks meet inside the box; an agent of one CPU replays blocks of two processes."""
     with nothing_said(market.lenders):

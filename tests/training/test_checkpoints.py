@@ -114,7 +114,7 @@ def test_products_in_fp8_go_on_bit_equal(tmp_path: Path) -> None:
     tokens = torch.randint(96, (80, 9), generator=torch.Generator().manual_seed(0))
     job = tiny_job(
         model=functools.partial(
-            stoker.zoo.Llama, layers=2, width=256, heads=4, kv_heads=2, hidden=512, context=8, vocab=96
+            stoker.zoo.Llama, layers=2, width=256, heads=4, kv_heads=2, hidden=256, context=8, vocab=96
         ),
         data=(tokens[:, :-1], tokens[:, 1:]),
         loss="token_cross_entropy",

@@ -32,7 +32,7 @@ LAYOUTS = {
         "sharded",
         "divided",
         "experts",
-        "context",
+        pytest.param("context", marks=pytest.mark.slow),  # holds its weights as shards do
         "stages of tied weights",
     ],
 )

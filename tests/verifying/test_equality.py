@@ -220,6 +220,7 @@ def test_batches_shrink_to_what_time_allows() -> None:
     assert affordable_batch(12, 0) == 12
 
 
+@pytest.mark.slow  # `stoker verify` of such a job is tested in flow/test_low_bit_runs
 def test_states_of_few_bits_are_the_same_mathematics_under_other_plans() -> None:
     """The reference has such states too; how far they are from full ones is a verdict of its own."""
     subject = subject_of(few_bits_job(), 8, optimizer_states="8bit")

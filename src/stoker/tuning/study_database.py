@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -197,6 +196,11 @@ def importance(study: optuna.Study) -> dict[str, float]:
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(finished) < LEAST_FOR_IMPORTANCE or len({trial.value for trial in finished}) < 2:
         return {}
+    from optuna.importance import (  # noqa: PLC0415 - brings scikit-learn, a second or two of every start
+        PedAnovaImportanceEvaluator,
+        get_param_importances,
+    )
+
     with without_experimental_warnings():
         importances = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {name: float(share) for name, share in importances.items() if math.isfinite(share)}

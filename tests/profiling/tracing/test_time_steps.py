@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from stoker.jobs import Job
+from stoker.jobs import SGD, Job
 from stoker.loading.datasets import datasets_of
 from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.tracing.repetition import labels_of, trace_with_repetition
@@ -83,7 +83,8 @@ def job_with(model: Callable[[], nn.Module], *, steps: int = STEPS, of_class: bo
     """A job over a few tokens."""
     tokens = torch.zeros(16, steps, dtype=torch.int64)
     wanted = tokens[:, 0].contiguous() if of_class else tokens
-    return make_job(model, (tokens, wanted), loss="cross_entropy" if of_class else "token_cross_entropy")
+    loss = "cross_entropy" if of_class else "token_cross_entropy"
+    return make_job(model, (tokens, wanted), loss=loss, optimizer=SGD(lr=0.1))  # whose steps are few operations
 
 
 def cut_trace(job: Job) -> Trace:

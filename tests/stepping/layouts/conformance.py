@@ -82,10 +82,10 @@ def tied_job(layers: int = 2) -> Job:
     )
 
 
-def few_bits_job(width: int = 64) -> Job:
+def few_bits_job(width: int = 64, hidden: int | None = None) -> Job:
     """As `gpt_job`, wide enough that matrices have moments of fewer bits, which it allows; rows of 320 values."""
     return make_job(
-        lambda: Llama(layers=2, width=width, heads=4, kv_heads=2, hidden=5 * width, context=8, vocab=96),
+        lambda: Llama(layers=2, width=width, heads=4, kv_heads=2, hidden=hidden or 5 * width, context=8, vocab=96),
         data=texts(55, masked=0.3),
         loss="token_cross_entropy",
         optimizer=AdamW(lr=1e-3),

@@ -99,7 +99,8 @@ def require_equal(found: Compiled, kind: str) -> None:
     assert largest_difference(found.learned.averages, alone(kind).averages) < 1e-9
 
 
-_SLOW = ("in shards", "in shards kept", "no token for a process")  # the code of the others, but for messages
+_SLOW = ("in shards", "in shards kept", "no token for a process", "sizes as numbers")
+"""The code of the first, but for messages; what cannot be captured is tested in one process below."""
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,19 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
 }
 """Job, dtype and plan of what is trained, by name."""
 
-LONG = ("gpt", "gpt in fp32", "cnn")
-"""Cases of twelve updates; the others, each of which is one of these but for a setting, have half of them."""
+LONG = ("gpt",)
+"""The case of twelve updates; the others, which are that but for a model or a setting, have half of them."""
 
 GATHERED = ["gpt", "gpt in bf16", "odd"]
 
-EVERYWHERE = [(layout, case) for layout in ("replicated", "sharded") for case in CASES]
+SLOW = ("gpt checkpointed in bf16", "gpt in chunks in bf16", "8-bit states in fp32", "cnn in fp32", "odd, fused")
+"""Cases that join settings of others."""
+
+EVERYWHERE = [
+    pytest.param(layout, case, marks=pytest.mark.slow if case in SLOW else ())
+    for layout in ("replicated", "sharded")
+    for case in CASES
+]
 
 
 def all_learned(world: World, layout: Layout, cases: list[str]) -> dict[str, Learned]:
@@ -80,9 +87,9 @@ def alone(case: str) -> Learned:
 
 
 @functools.cache
-def in_two(layout: str) -> list[dict[str, Learned]]:
-    """What each of two processes learns of all cases, one after the other."""
-    cases = GATHERED if layout == "gathered" else list(CASES)
+def in_two(layout: str, *, is_slow: bool = False) -> list[dict[str, Learned]]:
+    """What each of two processes learns of all cases, one after the other; of the slow ones, or of the others."""
+    cases = GATHERED if layout == "gathered" else [case for case in CASES if (case in SLOW) is is_slow]
     return on_ranks(LAYOUTS[layout], all_learned, LAYOUTS[layout], cases)
 
 
@@ -90,7 +97,7 @@ def in_two(layout: str) -> list[dict[str, Learned]]:
 def test_two_processes_learn_what_one_does(layout: str, case: str) -> None:
     """Losses of all updates, the weights after them and their averages are one process's."""
     dtype, expected = CASES[case][1], alone(case)
-    for each in in_two(layout):
+    for each in in_two(layout, is_slow=case in SLOW):
         one = each[case]
         assert largest_loss_difference(one, expected) < LIMITS[dtype]
         if dtype == torch.float64:

@@ -164,9 +164,10 @@ CASES = (
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
-    """What a process learns of each of CASES, in twelve updates or, of another optimiser or dtype, in six."""
+    """What a process learns of each of CASES in six updates; under GPipe, which is but another order, of the first."""
     plan = plan_of(micro_batch, layout=layout)
-    return [learned(world, case[0], plan, case[1], UPDATES if case == CASES[0] else UPDATES // 2) for case in CASES]
+    cases = CASES[:1] if layout == GPIPE else CASES
+    return [learned(world, name, plan, dtype, UPDATES // 2) for name, dtype in cases]
 
 
 @functools.cache
@@ -335,7 +336,8 @@ def test_tied_weights_thaw_in_both_stages_at_once() -> None:
 def test_stages_learn_what_one_process_does(layout: Layout) -> None:
     """Losses of all updates, and the weights after them, are one process's, micro-batches of two sizes included."""
     for found in on_ranks(layout, _learned, layout, 3):
-        for one, expected, (_, dtype) in zip(found, alone(), CASES, strict=True):
+        assert len(found) == (1 if layout == GPIPE else len(CASES))
+        for one, expected, (_, dtype) in zip(found, alone(), CASES, strict=False):
             assert largest_loss_difference(one, expected) < LIMITS[dtype]
             assert one.indices == expected.indices
             if dtype == torch.float64:

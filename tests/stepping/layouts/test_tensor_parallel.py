@@ -125,9 +125,9 @@ CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.floa
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
-    """What a process learns of each of CASES, in twelve updates or, of another optimiser or dtype, in six."""
+    """What a process learns of each of CASES in six updates."""
     plan = plan_of(micro_batch, layout=layout)
-    return [learned(world, case[0], plan, case[1], UPDATES if case == CASES[0] else UPDATES // 2) for case in CASES]
+    return [learned(world, name, plan, dtype, UPDATES // 2) for name, dtype in CASES]
 
 
 @functools.cache

@@ -49,7 +49,7 @@ def alone() -> list[Learned]:
 @pytest.mark.parametrize(
     "layout",
     [
-        BOTH,
+        pytest.param(BOTH, marks=pytest.mark.slow),  # stopped and resumed below; all but its messages is of the next
         SEQUENCE,
         pytest.param(Layout(stages=2, tensor=2, schedule="gpipe"), marks=pytest.mark.slow),
         pytest.param(EIGHT, marks=pytest.mark.slow),
