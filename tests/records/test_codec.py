@@ -291,6 +291,14 @@ def test_a_deep_document_is_refused_where_the_limit_of_recursion_was_raised() ->
     assert (ended.returncode, "more than 200 deep" in ended.stdout) == (0, True), ended.stderr
 
 
+@pytest.mark.parametrize("text", ['{"10": [1%s, 22]}' % ("0" * 5000), b"-1" + b"0" * 5000])
+def test_a_whole_number_of_too_many_digits_is_refused_in_words(text: str | bytes) -> None:
+    """Not in those of Python, which speak of a setting of the interpreter; digits within texts are no numbers."""
+    with pytest.raises(ValueError, match=r"^A whole number has 5,001 digits, and at most 4,300 are read$"):
+        parsed(text)
+    assert parsed(json.dumps({"9" * 5000: "9" * 5000})) == {"9" * 5000: "9" * 5000}
+
+
 def test_brackets_in_texts_are_not_levels() -> None:
     """Of a document only lists and objects count, whatever its strings and keys hold, with quotes and backslashes."""
     value = {'[[{"\\': ["[" * 500, '\\"{' * 500, {"a": [1] * 300}]}

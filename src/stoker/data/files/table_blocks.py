@@ -303,15 +303,25 @@ def texts_of(block: RowBlock, column: str) -> pa.Array:
     Raises:
         BadJob: the column is of a type without text.
     """
-    values = _plain(block.columns[column])
-    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    values = block.columns[column]
     try:
-        return pc.cast(values, pa.large_string())
+        return words_of(values)
     except pa.ArrowException as error:
         raise BadJob(
             f"{block.path}: the column {column!r} is of type {values.type}, which has no text", remedy="Leave it out."
         ) from error
+
+
+def words_of(values: pa.Array) -> pa.Array:
+    """Values [B] as large_string, null for missing ones and NaN; numbers and booleans as text.
+
+    Raises:
+        pyarrow.ArrowException: their type has no text.
+    """
+    values = _plain(values)
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return pc.cast(values, pa.large_string())
 
 
 def are_numbers(block: RowBlock, column: str) -> bool:

@@ -11,7 +11,6 @@ when the first of them is opened.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from stoker.errors import BadJob, first_line, nearest
+from stoker.records.codec import read_json
 from stoker.records.data_check import Fault
 from stoker.units import format_bytes
 
@@ -131,7 +131,7 @@ def rows_in(lines: Lines) -> Iterator[JsonLine]:
 def object_in(content: bytes) -> tuple[dict[str, Any], RowFault | None]:
     """The object in a line; or an empty one, and why the line holds none."""
     try:
-        value = json.loads(content.decode("utf-8"))
+        value = read_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         return {}, RowFault("encoding", f"is not UTF-8 at byte {error.start} of the line")
     except (ValueError, RecursionError) as error:
