@@ -132,7 +132,7 @@ class Mixed(nn.Module):
     ("optimizer", "said"),
     [
         (AdamW(lr=0.1), "gradients of table are sparse, and the optimiser takes no such gradients"),
-        (Muon(lr=0.1), "takes no such gradients"),
+        (Muon(lr=0.1, rest=AdamW(lr=0.1)), "takes no such gradients"),
         (SGD(lr=0.1, weight_decay=0.1), "takes no such gradients: weight_decay option is not compatible"),
         (torch.optim.SparseAdam, "gradients of table are sparse, .* takes only such"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -110,11 +110,7 @@ def _found(
     if spec.name in by_name:
         return (spec.name,)
     if len(lacking) < len(trained):
-        raise BadJob(
-            f"{path} has no column {lacking[0]!r}, which the model was trained with",
-            remedy=f"{nearest(lacking[0], by_name)} If it has another name: --map {spec.name}=FIRST,SECOND,… for "
-            f"{', '.join(trained)}.",
-        )
+        raise _lacks(path, lacking[0], spec, by_name)
     groups = {prefix: names for prefix, names in _numbered(fields).items() if len(names) == spec.count}
     for prefix in (spec.name, f"{spec.name}_", f"{spec.name}."):
         if prefix in groups:
@@ -128,11 +124,22 @@ def _found(
         candidates += [names for names, ordered in in_order.items() if len(names) > 1 and names == ordered]
     if len(candidates) == 1:
         return candidates[0]
+    if lacking:
+        raise _lacks(path, lacking[0], spec, by_name)
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
     shown = ", ".join(list(by_name)[:12]) + (f", … ({len(by_name)} in all)" if len(by_name) > 12 else "")
     raise BadJob(
         f"{which} of {path} can be taken for the input {spec} without guessing; it has: {shown}",
         remedy=f"Say which: --map {spec.name}=COLUMN, or --map {spec.name}=FIRST,SECOND,… with one for each element.",
+    )
+
+
+def _lacks(path: str, column: str, spec: Input, fields: Iterable[str]) -> BadJob:
+    """The error for a table without a column that the model was trained with."""
+    trained = ", ".join(one.name for one in spec.columns)
+    return BadJob(
+        f"{path} has no column {column!r}, which the model was trained with",
+        remedy=f"{nearest(column, fields)} If it has another name: --map {spec.name}=FIRST,SECOND,… for {trained}.",
     )
 
 

@@ -97,7 +97,9 @@ def _require_layouts(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
         for parameter in module.parameters(recurse=False)
     }
     judged = optimizer.rest if isinstance(optimizer, muon.MuonOptimizer) and optimizer.rest else optimizer
-    if not whose or not type(judged).__module__.startswith(("torch.optim", "stoker.")) or needs_closure(judged):
+    is_real = all(type(parameter) is nn.Parameter for parameter in whose)  # and not of a trace
+    is_known = type(judged).__module__.startswith(("torch.optim", "stoker."))
+    if not (whose and is_real and is_known) or needs_closure(judged):
         return
     for is_sparse in (True, False):
         trial = copy.copy(judged)

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import SGD, Job, Loss, updates
+from stoker.jobs import SGD, Job, Loss
 from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.planning.model.update_time import counted
 from stoker.profiling.tracing.update import trace_update, trace_updates
 from stoker.records import Trace, dumps, loads
+from stoker.units import updates
 from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (
     BATCH,
