@@ -219,7 +219,7 @@ def test_an_error_within_a_loss_of_dicts_keeps_its_line_and_gets_a_remedy() -> N
     with pytest.raises(KeyError) as told:
         loss.loss(same, ({"kind": LOGITS}, BY_KIND), 3)
     assert "a dict of 'kind' [3, 3] as the output" in str(remedy_in(told.value))
-    with pytest.raises(TypeError) as told:
+    with pytest.raises(AttributeError) as told:
         TrainingObjective(job_of(F.l1_loss)).loss(same, (LOGITS, BY_KIND), 3)
     assert "a dict of 'kind' [3], 'size' [3] as the target" in str(remedy_in(told.value))
 
