@@ -1003,6 +1003,8 @@ def test_batches_that_a_collate_function_makes_of_graphs_go_whole() -> None:
         assert (found.kind, found.group) == ("whole_group", 16)
         assert found.causes == ("the collate function",)
         assert found.evidence == "its batches cannot be cut: 'nodes', 'graph' have not one row for each sample"
+    with pytest.raises(BadJob, match=r"coupling_group=4.* cannot be cut: 'nodes', 'graph' have not one row"):
+        find_coupling(replace(job, coupling_group=4), samples_of(job))
     stepwise = Step(job, plan_of(16), found, dtype=torch.float64)
     model = copy.deepcopy(stepwise.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1022,6 +1024,7 @@ def test_batches_that_a_collate_function_makes_of_graphs_go_whole() -> None:
         lambda items: ([x for x, _ in items], torch.stack([y for _, y in items])),
         lambda items: (torch.stack([x[0] for x, _ in items]), [{"all": x} for x, _ in items], torch.ones(3)),
     ],
+    ids=["padded", "lists", "shared"],
 )
 def test_batches_with_a_row_or_an_item_for_each_sample_are_none_of_these(collate: Any) -> None:
     """Padded tensors, lists of tensors of any length, and what all samples share are cut."""

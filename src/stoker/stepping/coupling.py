@@ -136,8 +136,13 @@ def _put_together(job: Job, samples: Samples) -> Coupling | None:
     if not (places := not_by_sample(few, most - 1, more, most)):
         return None
     have = f"{listed_in_part(places)} {'has' if len(places) == 1 else 'have'} not one row for each sample"
-    coupled = _coupled(job, "whole_group", ("the collate function",), f"its batches cannot be cut: {have}")
-    return replace(coupled, group=job.batch_size)  # not at groups either
+    if job.coupling_group is not None and job.coupling_group < job.batch_size:
+        raise BadJob(
+            f"Job(coupling_group={job.coupling_group}) cuts batches of {job.batch_size} into groups, and those of the "
+            f"collate function cannot be cut: {have}",
+            remedy=f"Leave it out, or give batch={job.coupling_group} as well.",
+        )
+    return _coupled(job, "whole_group", ("the collate function",), f"its batches cannot be cut: {have}")
 
 
 def _require_usable(job: Job, probe: CouplingProbe, num_samples: int) -> tuple[str, ...]:
