@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import dtype_of
-from stoker.data.files.table_blocks import words_of
-from stoker.data.reading.table_readers import NOT_A_NUMBER
+from stoker.data.reading.table_readers import NOT_A_NUMBER, words_of
 from stoker.predicting.column_mapping import Columns, Input
 from stoker.predicting.image_inputs import image_of
 from stoker.predicting.row_source import Column, SourceRows

@@ -33,6 +33,7 @@ from stoker.data.reading.table_readers import (
     opened,
     parquet_file,
     rows_in,
+    words_of,
 )
 from stoker.errors import BadJob, first_line, nearest
 
@@ -310,18 +311,6 @@ def texts_of(block: RowBlock, column: str) -> pa.Array:
         raise BadJob(
             f"{block.path}: the column {column!r} is of type {values.type}, which has no text", remedy="Leave it out."
         ) from error
-
-
-def words_of(values: pa.Array) -> pa.Array:
-    """Values [B] as large_string, null for missing ones and NaN; numbers and booleans as text.
-
-    Raises:
-        pyarrow.ArrowException: their type has no text.
-    """
-    values = _plain(values)
-    if pa.types.is_floating(values.type):
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-    return pc.cast(values, pa.large_string())
 
 
 def are_numbers(block: RowBlock, column: str) -> bool:

@@ -24,7 +24,7 @@ from stoker.records.data_check import Fault
 from stoker.units import format_bytes
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import Array, RecordBatch
     from pyarrow.parquet import ParquetFile
 
 
@@ -267,6 +267,22 @@ def no_such_column(column: str, header: Sequence[str]) -> tuple[str, str]:
         words = f"Its header has spaces around names: {spaced!r}."
         return words, "Take them out of the file, or name the column with them."
     return nearest(column, header), "Mend the name where the source is made."
+
+
+def words_of(values: Array) -> Array:
+    """Values [B] as large_string, null for missing ones and NaN; numbers and booleans as text.
+
+    Raises:
+        pyarrow.ArrowException: their type has no text.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return pc.cast(values, pa.large_string())
 
 
 @dataclass(frozen=True)
