@@ -21,6 +21,7 @@ from stoker.records import (
     DynamicDim,
     Event,
     FileDigest,
+    InputColumn,
     Kernel,
     Measurement,
     Occurrence,
@@ -56,6 +57,7 @@ PARTS = {
     ArtifactSource,
     Dropped,
     DynamicDim,
+    InputColumn,
     Kernel,
     Occurrence,
     Operation,
@@ -289,6 +291,14 @@ def test_a_deep_document_is_refused_where_the_limit_of_recursion_was_raised() ->
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, "more than 200 deep" in ended.stdout) == (0, True), ended.stderr
+
+
+@pytest.mark.parametrize("text", ['{"10": [1%s, 22]}' % ("0" * 5000), b"-1" + b"0" * 5000])
+def test_a_whole_number_of_too_many_digits_is_refused_in_words(text: str | bytes) -> None:
+    """Not in those of Python, which speak of a setting of the interpreter; digits within texts are no numbers."""
+    with pytest.raises(ValueError, match=r"^A whole number has 5,001 digits, and at most 4,300 are read$"):
+        parsed(text)
+    assert parsed(json.dumps({"9" * 5000: "9" * 5000})) == {"9" * 5000: "9" * 5000}
 
 
 def test_brackets_in_texts_are_not_levels() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,8 +18,9 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, holdout
 from stoker.jobs.fields import Fields
 from stoker.jobs.objective import Objective
+from stoker.loading.fields import not_by_sample
 from stoker.loading.samples import Samples
-from stoker.records import Coupling
+from stoker.records import Coupling, Position
 from stoker.stepping.coupling import (
     Agreement,
     at_first,
@@ -30,8 +33,10 @@ from stoker.stepping.coupling import (
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import meta_model
 from stoker.stepping.probe import CouplingProbe, probe_samples, working_probe
+from stoker.stepping.step import Step
 from stoker.zoo import GPT
 from tests.stepping import models
+from tests.stepping.driving import largest_difference, plan_of, source_of, train
 from tests.stepping.models import (
     CLASSES,
     FEATURES,
@@ -564,6 +569,28 @@ def test_exchanged_halves_differ(count: int) -> None:
             assert quad.second.tolist() != quad.other_second.tolist()
 
 
+class CarriedState(nn.Module):
+    """A recurrent layer whose state goes on in the next batch, as a tuple that is not there before the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(models.FEATURES, 3)
+        self.state: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Steps [T, FEATURES] of one sequence to scores [T, 3]."""
+        y, (hidden, cell) = self.layer(x, self.state)
+        self.state = hidden.detach(), cell.detach()
+        return torch.as_tensor(y)
+
+
+def test_state_that_the_first_pass_makes_is_named_before_a_run_that_begins_at_once() -> None:
+    """It is looked for after a pass, and in tuples too: the run would say that its resume is bit-equal."""
+    job = make_job(CarriedState)
+    for look in (at_first, find_coupling):
+        assert look(job, samples_of(job)).unsaved == ("the attribute 'state' of CarriedState",)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -940,3 +967,73 @@ def test_a_light_model_is_probed_on_one_thread(
         assert (seen, torch.get_num_threads()) == (expected, 3)
     finally:
         torch.set_num_threads(before)
+
+
+class Graphs(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Graphs without edges: 1 to 5 nodes [N, 3], and their number of nodes."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        nodes = torch.arange(3.0 * (1 + index % 5)).reshape(-1, 3)
+        return nodes, torch.tensor(float(len(nodes)))
+
+
+def end_to_end(graphs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The nodes of all graphs in one tensor, with the graph of each node."""
+    nodes, sizes = zip(*graphs, strict=True)
+    graph = torch.repeat_interleave(torch.arange(len(nodes)), torch.tensor([len(own) for own in nodes]))
+    return {"nodes": torch.cat(nodes), "graph": graph, "size": torch.stack(sizes)}
+
+
+def of_graphs(model: nn.Module, batch: dict[str, torch.Tensor]) -> Loss:
+    """Squared errors of the sums over each graph's nodes."""
+    sums = torch.zeros(len(batch["size"]), 1, dtype=batch["size"].dtype).index_add(
+        0, batch["graph"], model(batch["nodes"])
+    )
+    return Loss((sums[:, 0] - batch["size"]).square().sum(), len(sums))
+
+
+def test_batches_that_a_collate_function_makes_of_graphs_go_whole() -> None:
+    """They have no row for each graph, so a part of one would have the nodes of all: what is not by sample is named."""
+    job = make_job(lambda: nn.Linear(3, 1), data=Graphs(), loss=of_graphs, fields=Fields(collate=end_to_end))
+    for look in (find_coupling, at_first):
+        found = look(job, samples_of(job))
+        assert (found.kind, found.group) == ("whole_group", 16)
+        assert found.causes == ("the collate function",)
+        assert found.evidence == "its batches cannot be cut: 'nodes', 'graph' have not one row for each sample"
+    with pytest.raises(BadJob, match=r"coupling_group=4.* cannot be cut: 'nodes', 'graph' have not one row"):
+        find_coupling(replace(job, coupling_group=4), samples_of(job))
+    stepwise = Step(job, plan_of(16), found, dtype=torch.float64)
+    model = copy.deepcopy(stepwise.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(job, stepwise, 5)  # the third of 8 graphs
+    for batch in islice(source_of(job, stepwise).batches(Position(), 5), 5):
+        optimizer.zero_grad()
+        loss = of_graphs(model, batch.cut(0, batch.size))
+        (loss.sum / loss.count).backward()
+        optimizer.step()
+    assert largest_difference(stepwise, model.state_dict()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda items: {"x": nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True), "y": len(items)},
+        lambda items: ([x for x, _ in items], torch.stack([y for _, y in items])),
+        lambda items: (torch.stack([x[0] for x, _ in items]), [{"all": x} for x, _ in items], torch.ones(3)),
+    ],
+    ids=["padded", "lists", "shared"],
+)
+def test_batches_with_a_row_or_an_item_for_each_sample_are_none_of_these(collate: Any) -> None:
+    """Padded tensors, lists of tensors of any length, and what all samples share are cut."""
+    job = make_job(lambda: nn.Linear(3, 1), data=Graphs(), loss=of_graphs, fields=Fields(collate=collate))
+    few, more = (samples_of(job).fetch(np.arange(count), 0) for count in (7, 8))
+    assert not not_by_sample(few, 7, more, 8)
+
+
+def test_batches_with_the_time_first_are_not_by_sample() -> None:
+    """Sequences padded as recurrent layers take them by default: the first dimension is the longest one's."""
+    few, more = (torch.zeros(time, count, 2) for time, count in ((5, 7), (6, 8)))
+    assert not_by_sample((few, torch.zeros(7)), 7, (more, torch.zeros(8)), 8) == ["0"]

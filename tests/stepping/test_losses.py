@@ -14,6 +14,7 @@ from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
 from stoker.stepping.coupling import find_coupling, require_usable
 from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.step_failures import remedy_in
 from tests.stepping.models import FEATURES, make_job, mlp, samples_of, vectors
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0], [0.0, 0.0, 3.0]])
@@ -183,6 +184,44 @@ class OfKnown(nn.BCEWithLogitsLoss):
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> Any:  # noqa: A002 - PyTorch's name
         is_known = target >= 0
         return Loss(F.binary_cross_entropy_with_logits(input[is_known], target[is_known], reduction="sum"), len(target))
+
+
+BY_KIND = {"kind": LABELS, "size": torch.ones(3)}
+
+
+def by_kind(output: Any, target: Any) -> torch.Tensor:
+    """A loss of entries of both."""
+    return F.cross_entropy(output["kind"], target["kind"], reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "loss", "remedy"),
+    [
+        (LOGITS, BY_KIND, "cross_entropy", r"cross_entropy\(output, target\['kind'\], reduction='none'\) \+ …"),
+        (LOGITS, {"size": BY_KIND["size"]}, "mse", r"mse_loss\(output, target\['size'\], reduction='none'\)[^+]*$"),
+        ({"kind": LOGITS}, BY_KIND, "cross_entropy", r"cross_entropy\(output\['kind'\], target\['kind'\]"),
+        ({"kind": LOGITS}, LABELS, by_kind, r"a dict of 'kind' \[3, 3\] as the output, and \[3\] as the target"),
+        (LOGITS, BY_KIND, by_kind, r"\[3, 3\] as the output, and a dict of 'kind' \[3\], 'size' \[3\] as the target"),
+    ],
+)
+def test_a_dict_where_a_loss_wants_a_tensor_or_the_reverse_comes_with_the_loss_to_write(
+    output: Any, target: Any, loss: Any, remedy: str
+) -> None:
+    """The error names the entries, and how a loss takes them."""
+    with pytest.raises(BadJob) as told:
+        TrainingObjective(job_of(loss)).loss(same, (output, target), 3)
+    assert re.search(remedy, str(told.value.remedy))
+
+
+def test_an_error_within_a_loss_of_dicts_keeps_its_line_and_gets_a_remedy() -> None:
+    """As of an entry by a wrong name, or of one that is handed to PyTorch whole."""
+    loss = TrainingObjective(job_of(lambda output, target: F.mse_loss(output["size"], target["kind"])))
+    with pytest.raises(KeyError) as told:
+        loss.loss(same, ({"kind": LOGITS}, BY_KIND), 3)
+    assert "a dict of 'kind' [3, 3] as the output" in str(remedy_in(told.value))
+    with pytest.raises(AttributeError) as told:
+        TrainingObjective(job_of(F.l1_loss)).loss(same, (LOGITS, BY_KIND), 3)
+    assert "a dict of 'kind' [3], 'size' [3] as the target" in str(remedy_in(told.value))
 
 
 def test_a_binary_cross_entropy_may_leave_labels_out() -> None:

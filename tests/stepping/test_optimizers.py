@@ -12,7 +12,7 @@ from torch import nn
 
 from stoker import optimizers
 from stoker.errors import BadJob
-from stoker.jobs import SGD, AdamW, Job, Optimizer
+from stoker.jobs import SGD, AdamW, Job, Muon, Optimizer
 from stoker.records import Plan
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
@@ -117,6 +117,49 @@ def test_no_fused_kernel_is_proposed_for_sparse_gradients() -> None:
     sparse = nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True), nn.Linear(3, 2))
     assert implementations(job, sparse, "cpu") == ("foreach", "default")
     assert implementations(job, nn.Sequential(nn.EmbeddingBag(5, 3)), "cpu") == ("fused", "default")
+
+
+class Mixed(nn.Module):
+    """A table with sparse gradients, and a layer with dense ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3, sparse=True)
+        self.head = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (AdamW(lr=0.1), "gradients of table are sparse, and the optimiser takes no such gradients"),
+        (Muon(lr=0.1, rest=AdamW(lr=0.1)), "takes no such gradients"),
+        (SGD(lr=0.1, weight_decay=0.1), "takes no such gradients: weight_decay option is not compatible"),
+        (torch.optim.SparseAdam, "gradients of table are sparse, .* takes only such"),
+    ],
+)
+def test_an_optimizer_that_does_not_take_sparse_gradients_is_refused(optimizer: Any, said: str) -> None:
+    """Before anything is trained, with the module whose gradients they are and what goes with them."""
+    with pytest.raises(BadJob, match=said) as caught:
+        build_optimizer(make_job(Mixed, optimizer=optimizer), Mixed(), plan_of(16))
+    assert "sparse=False" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(lr=0.1, momentum=0.9),
+        optimizers.Adagrad(lr=0.1),
+        lambda parameters: torch.optim.SparseAdam(parameters[:1]),
+        torch.optim.LBFGS,
+    ],
+)
+def test_an_optimizer_that_may_take_sparse_gradients_has_made_no_step(optimizer: Any) -> None:
+    """Those of PyTorch that take them, and those that cannot be asked, are left without a state."""
+    model = Mixed()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    made = build_optimizer(make_job(Mixed, optimizer=optimizer), model, plan_of(16))
+    assert not made.state
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_an_optimizer_of_parameters_outside_the_model_is_refused() -> None:

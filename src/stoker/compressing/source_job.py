@@ -270,6 +270,7 @@ class Pruner:
             dynamic={name: dims for name, dims in named.items() if dims},
             dims=manifest.dims,
             labels=manifest.labels,
+            columns={spec.name: spec.columns for spec in manifest.inputs if spec.columns},
             takes_prepared=manifest.takes_prepared,
         )
         rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))

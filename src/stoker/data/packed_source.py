@@ -28,6 +28,7 @@ from stoker.data.packed_format import Header, SampleLayout, Shards, entries_of, 
 from stoker.data.packing import PackingTask, opened
 from stoker.errors import BadJob
 from stoker.jobs.code_digest import name_of, source_digest
+from stoker.records import InputColumn
 from stoker.store import cache_root
 from stoker.store.files import sha256_file
 
@@ -104,6 +105,11 @@ class PackedSource(IndexedSource):
     def encoding(self) -> Mapping[str, Sequence[object]]:
         """As the dataset's."""
         return self.dataset.encoding if isinstance(self.dataset, IndexedSource) else super().encoding
+
+    @property
+    def input_columns(self) -> Mapping[str | int, tuple[InputColumn, ...]]:
+        """As the dataset's."""
+        return self.dataset.input_columns if isinstance(self.dataset, IndexedSource) else super().input_columns
 
     @property
     def fingerprint(self) -> str:

@@ -22,18 +22,21 @@ from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_tensor
 from stoker.exporting.version_writer import NUM_GOLDEN
 from stoker.jobs import Job
-from stoker.loading.datasets import Datasets, datasets_of
+from stoker.loading.datasets import Datasets, datasets_of, input_columns_of
 from stoker.loading.order import generators_kept
 from stoker.loading.samples import Samples
 from stoker.planning.resolved_job import users_code
 from stoker.recipes import resolved
-from stoker.records import ArtifactSource
+from stoker.records import ArtifactSource, InputColumn
 from stoker.stepping.foreign_models import merge_adapters
 from stoker.store import sha256_file
-from stoker.store.run_files import WEIGHTS
+from stoker.store.run_files import COLUMNS, WEIGHTS
 from stoker.training.run_handle import Run, load
+from stoker.units import MIB
 
 _NUM_EXAMPLES = 8
+_MOST_BYTES_OF_WORDS = 8 * MIB
+"""Words of categories for a manifest, which is read whole, and has 16 MiB at most; with more a model takes numbers."""
 _MOST_LOOKED_AT, _LOOKED_AT_ONCE = 4096, 64
 """Most samples that are looked through for NaN, and how many of them are copied at once."""
 
@@ -108,6 +111,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             source=source,
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
+            columns=about.columns or _columns(job, run, inputs, data),
             notes=(*about.notes, *_note_on_changes(data, run)),
             takes_prepared=False,
         )
@@ -211,6 +215,19 @@ def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
     if inputs.samples.is_in_memory:
         return {}
     return varying([inputs.arrays([row]) for row in example_rows(inputs.samples)])
+
+
+def _columns(job: Job, run: Run, inputs: JobInputs, data: Datasets) -> dict[str, tuple[InputColumn, ...]]:
+    """The columns that each input was read from when the run began."""
+    stored = run.directory.read(COLUMNS)
+    if stored is None and not _note_on_changes(data, run):  # of a run that began before Stoker kept them
+        stored = input_columns_of(job)
+    entries = {} if stored is None else stored.entries
+    columns = {
+        name: entries[str(key)] for name, key in zip(inputs.names, inputs.keys, strict=True) if str(key) in entries
+    }
+    size = sum(len(word.encode()) + 4 for each in columns.values() for column in each for word in column.words)
+    return columns if size <= _MOST_BYTES_OF_WORDS else {}
 
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from stoker.artifacts.dtypes import Arrays
 from stoker.artifacts.golden import rows, sizes_of
 from stoker.errors import BadArtifact, ServiceError
 from stoker.exporting.proofs import BATCH_SIZES, LIMIT, Answer, Trial
-from stoker.records import BATCH, ArtifactSource, Datatype, DynamicDim, TensorSpec
+from stoker.records import BATCH, ArtifactSource, Datatype, DynamicDim, InputColumn, TensorSpec
 
 Dynamic = Mapping[str, Mapping[int, str]]
 """Names of dimensions that vary, other than the batch: {"input_ids": {1: "tokens"}}."""
@@ -138,6 +138,7 @@ class About:
         dims: allowed sizes of those, if not any.
         pad: padding values by input; None: proposed where there is an attention mask.
         labels: class names by output.
+        columns: the columns of a table by the input that they are the elements of, with the words of categories.
         metrics: measured values, such as {"test/accuracy": 0.93}.
         source: origin of the model.
         notes: remarks for its users.
@@ -150,6 +151,7 @@ class About:
     dims: Sequence[DynamicDim] = ()
     pad: Mapping[str, float] | None = None
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[InputColumn]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     source: ArtifactSource | None = None
     notes: Sequence[str] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from stoker.engines import Graph, default_threads, engine_records
 from stoker.errors import BadArtifact
 from stoker.exporting.proofs import Answer, Trial, prove
 from stoker.exporting.signature import About
-from stoker.records import ArtifactSource, FileDigest, Manifest, Proof, ServingPrecision, TensorSpec
+from stoker.records import BATCH, ArtifactSource, FileDigest, Manifest, Proof, ServingPrecision, TensorSpec
 
 GOLDEN = "golden.safetensors"
 NUM_GOLDEN = 4
@@ -62,6 +63,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
     require_place(model)
     about, trial = exported.about, exported.trial
     _require_labels_fit(about, exported.outputs)
+    _require_columns_fit(about, trial.inputs)
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         write_files(directory)
@@ -83,7 +85,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             precision=exported.precision,
             graph=exported.graph,
             golden=GOLDEN,
-            inputs=trial.inputs,
+            inputs=tuple(_with_columns(about, spec) for spec in trial.inputs),
             outputs=exported.outputs,
             dims=trial.dims,
             tolerance=proven.tolerance,
@@ -118,6 +120,26 @@ def _require_labels_fit(about: About, outputs: Sequence[TensorSpec]) -> None:
                 f"The output {spec.name!r} has {spec.shape[1]} values a sample, and there are {count} labels for it",
                 remedy="Give one label for each value, in their order.",
             )
+
+
+def _require_columns_fit(about: About, inputs: Sequence[TensorSpec]) -> None:
+    """Refuse columns of an input that has another number of elements a sample.
+
+    Raises:
+        BadArtifact: there are such columns.
+    """
+    shapes = {spec.name: spec.shape for spec in inputs}
+    for name, columns in about.columns.items():
+        if shapes.get(name) != (BATCH, len(columns)):
+            known = ", ".join(f"{other} {list(shape)}" for other, shape in shapes.items())
+            raise BadArtifact(
+                f"{len(columns)} columns are named for the input {name!r}; the model has {known}",
+                remedy="Name one column for each element of an input [batch, elements].",
+            )
+
+
+def _with_columns(about: About, spec: TensorSpec) -> TensorSpec:
+    return dataclasses.replace(spec, columns=tuple(about.columns.get(spec.name, spec.columns)))
 
 
 def require_place(model: Path) -> None:

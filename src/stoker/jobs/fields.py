@@ -36,7 +36,9 @@ class Fields:
         if not (inputs is None or isinstance(inputs, str | int) or is_list):
             raise BadSetting(f"Fields(inputs=…): {entry}, or several, got {inputs!r}")
         if not (self.target is None or isinstance(self.target, str | int)):
-            raise BadSetting(f"Fields(target=…): {entry}, got {self.target!r}")
+            several = isinstance(self.target, Sequence)
+            remedy = "Put several into a dict, {'x': …, 'target': {'a': …, 'b': …}}, or give a loss(model, batch)."
+            raise BadSetting(f"Fields(target=…): {entry}, got {self.target!r}", remedy=remedy if several else None)
         if not (self.collate is None or callable(self.collate)):
             raise BadSetting(f"Fields(collate=…): wanted a function of samples, got a {type(self.collate).__name__}")
 

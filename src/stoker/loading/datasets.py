@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.source import IndexedSource
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.batch_size import AutoBatch, TokenBatch
@@ -32,6 +33,7 @@ from stoker.loading.samples import (
 from stoker.loading.sampling import DrawnSamples, held_out_by_class, labels_of, sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
+from stoker.records import InputColumns
 
 _LOOKED_AT = 64
 """Samples checked for padding beyond their lengths."""
@@ -108,6 +110,14 @@ def datasets_of(job: Job) -> Datasets:
     elif isinstance(job.sampling, Packed):
         return _packed(job, job.sampling, whole, Datasets(train, held_out, test, note))
     return Datasets(train, held_out, test, note)
+
+
+def input_columns_of(job: Job) -> InputColumns | None:
+    """The columns of a table that the job's samples are read from; None without one, or where collate= remakes them."""
+    if not isinstance(job.data, IndexedSource) or job.fields.collate is not None:
+        return None
+    entries = {str(entry): columns for entry, columns in job.data.input_columns.items()}
+    return InputColumns(entries=entries) if entries else None
 
 
 def _samples(job: Job, data: Any, what: str) -> Samples:

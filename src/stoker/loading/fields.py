@@ -93,6 +93,34 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
     return content
 
 
+def not_by_sample(content: Content, size: int, larger: Content, larger_size: int) -> list[str]:
+    """Places of tensors that grow with a batch, and have not one row for each sample, as nodes of graphs end to end.
+
+    `cut` would leave them whole. Compared are batches of two sizes.
+    """
+    return _not_by_sample(content, larger, (size, larger_size), "", is_row=isinstance(content, tuple))
+
+
+def _not_by_sample(
+    content: Content, larger: Content, sizes: tuple[int, int], place: str, *, is_row: bool = False
+) -> list[str]:
+    if isinstance(content, torch.Tensor) and isinstance(larger, torch.Tensor):
+        has_rows = _has_rows(content, sizes[0]) and _has_rows(larger, sizes[1])
+        return [] if has_rows or content.shape == larger.shape else [place or "the batch"]
+    if isinstance(content, Mapping) and isinstance(larger, Mapping):
+        pairs = [(repr(key), item, larger[key]) for key, item in content.items() if key in larger]
+    elif isinstance(content, tuple | list) and isinstance(larger, tuple | list) and len(content) == len(larger):
+        is_of_samples = not is_row and _is_by_sample(content, sizes[0])
+        pairs = [] if is_of_samples else [(str(at), *pair) for at, pair in enumerate(zip(content, larger, strict=True))]
+    else:
+        return []
+    return [
+        found
+        for at, one, other in pairs
+        for found in _not_by_sample(one, other, sizes, f"{place}[{at}]" if place else at)
+    ]
+
+
 def cut(content: Content, start: int, stop: int, size: int) -> Content:
     """Samples start..stop of a batch of `size`: tensors along dimension 0, and lists with one item for each sample.
 

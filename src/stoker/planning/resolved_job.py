@@ -33,7 +33,7 @@ from stoker.records import JobSpec
 from stoker.stepping import losses
 from stoker.stepping.frozen_parameters import describe_trained_share, with_freeze_in_updates
 from stoker.stepping.model import build_model, bytes_of, meta_model, require_sizes, weights_digest
-from stoker.stepping.step_failures import held_out_set_in_words, ran_out_of_memory
+from stoker.stepping.step_failures import held_out_set_in_words, ran_out_of_memory, remedy_in
 from stoker.units import format_bytes
 
 
@@ -196,6 +196,8 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
 
 def _remedy(problem: Exception) -> str | None:
     """Remedy for a usual mistake, recognised by PyTorch's and Python's messages."""
+    if suggested := remedy_in(problem):
+        return suggested
     message = str(problem)
     modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(problem.__traceback__)]
     layer = next(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from stoker.errors import BadJob, nearest
 from stoker.predicting.row_source import SourceColumn
-from stoker.records import BATCH, Datatype, DynamicDim, Manifest, TensorSpec
+from stoker.records import BATCH, Datatype, DynamicDim, InputColumn, Manifest, TensorSpec
 
 Columns = dict[str, tuple[str, ...]]
 """For each input, the column it is read from, or one for each of its elements."""
@@ -42,7 +42,8 @@ def resolve(
 ) -> Columns:
     """The columns of each input, the same in every source.
 
-    By default, an input is read from the column of its name, or from numbered columns of its name. The only input of a
+    By default, an input is read from the columns that it was trained with, from the column of its name, or from
+    numbered columns of its name. The only input of a
     model may also be read from the only column that fits, or the only numbered columns, if they are in the order of
     their numbers.
 
@@ -67,11 +68,13 @@ def resolve(
     return resolved
 
 
-def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False) -> str:
-    """Why a column cannot fill an input, or one element of it, by its type; empty if it can."""
+def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False, is_word: bool = False) -> str:
+    """Why a column cannot fill an input, one element of it, or one that is a category, by its type; empty if it can."""
     if field.type is None:
         return ""
     sizes, leaf = _list_sizes(field.type)
+    if is_word:
+        return f"holds {field.type}, wanted words" if sizes or _is_binary(leaf) or pa.types.is_struct(leaf) else ""
     is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
     is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or is_struct))
     if spec.datatype == "BYTES":
@@ -100,8 +103,14 @@ def _found(
     spec: Input, fields: Sequence[SourceColumn], keep: Sequence[str], path: str, *, is_only: bool
 ) -> tuple[str, ...]:
     by_name = {field.name: field for field in fields}
+    trained = tuple(column.name for column in spec.columns)
+    lacking = [name for name in trained if name not in by_name]
+    if trained and not lacking:
+        return trained
     if spec.name in by_name:
         return (spec.name,)
+    if len(lacking) < len(trained):
+        raise _lacks(path, lacking[0], spec, by_name)
     groups = {prefix: names for prefix, names in _numbered(fields).items() if len(names) == spec.count}
     for prefix in (spec.name, f"{spec.name}_", f"{spec.name}."):
         if prefix in groups:
@@ -115,11 +124,22 @@ def _found(
         candidates += [names for names, ordered in in_order.items() if len(names) > 1 and names == ordered]
     if len(candidates) == 1:
         return candidates[0]
+    if lacking:
+        raise _lacks(path, lacking[0], spec, by_name)
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
     shown = ", ".join(list(by_name)[:12]) + (f", … ({len(by_name)} in all)" if len(by_name) > 12 else "")
     raise BadJob(
         f"{which} of {path} can be taken for the input {spec} without guessing; it has: {shown}",
         remedy=f"Say which: --map {spec.name}=COLUMN, or --map {spec.name}=FIRST,SECOND,… with one for each element.",
+    )
+
+
+def _lacks(path: str, column: str, spec: Input, fields: Iterable[str]) -> BadJob:
+    """The error for a table without a column that the model was trained with."""
+    trained = ", ".join(one.name for one in spec.columns)
+    return BadJob(
+        f"{path} has no column {column!r}, which the model was trained with",
+        remedy=f"{nearest(column, fields)} If it has another name: --map {spec.name}=FIRST,SECOND,… for {trained}.",
     )
 
 
@@ -157,8 +177,10 @@ def _check(
             raise BadJob(
                 f"{len(names)} columns are given for the input {spec}, which takes {spec.count or 'any number'}"
             )
-        for name in names:
-            if problem := misfit(fields[name], spec, is_element=len(names) > 1):
+        for name, column in zip(names, spec.by_column(names) or (None,) * len(names), strict=True):
+            is_element = len(names) > 1 or column is not None
+            is_word = column is not None and bool(column.words)
+            if problem := misfit(fields[name], spec, is_element=is_element, is_word=is_word):
                 raise BadJob(f"The column {name!r} of {place} does not fit the input {spec}: it {problem}")
 
 
@@ -209,13 +231,25 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of one row: its shape without the batch; `dims` bound the named dimensions."""
+    """An input of one row: its shape without the batch; `dims` bound the named dimensions.
+
+    `columns` are those of a table that its elements were read from in training, or none.
+    """
 
     name: str
     datatype: Datatype
     shape: tuple[int | str, ...]
     pad: float | None
     dims: tuple[DynamicDim, ...] = ()
+    columns: tuple[InputColumn, ...] = ()
+
+    def by_column(self, names: Sequence[str]) -> tuple[InputColumn, ...]:
+        """What training had in the place of each of these columns; none if they are not read as in training.
+
+        A column of the input's own name holds numbers as the model takes them.
+        """
+        is_own = len(names) == 1 and names[0] == self.name != next((column.name for column in self.columns), "")
+        return self.columns if len(names) == len(self.columns) and not is_own else ()
 
     @property
     def count(self) -> int | None:
@@ -252,6 +286,7 @@ def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
             shapes[spec.name],
             spec.pad,
             tuple(dim for dim in manifest.dims if dim.name in shapes[spec.name]),
+            spec.columns,
         )
         for spec in manifest.inputs
     )

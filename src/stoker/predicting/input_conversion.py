@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import dtype_of
-from stoker.data.reading.table_readers import NOT_A_NUMBER
+from stoker.data.reading.table_readers import NOT_A_NUMBER, words_of
 from stoker.predicting.column_mapping import Columns, Input
 from stoker.predicting.image_inputs import image_of
 from stoker.predicting.row_source import Column, SourceRows
-from stoker.records import Datatype
+from stoker.records import Datatype, InputColumn
 from stoker.records.codec import parsed
 from stoker.records.prediction import PixelSettings
 
@@ -53,7 +53,7 @@ def fill(
     for spec in inputs:
         names = columns[spec.name]
         values = [rows.columns[name] for name in names]
-        if len(names) > 1:
+        if len(names) > 1 or spec.by_column(names):
             samples = elements(values, names, spec, allow_nan=allow_nan)
         elif (
             (shape := spec.image) is not None
@@ -105,7 +105,7 @@ def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
     With `allow_nan` a single number that is missing (null, an empty cell, `NA`) is NaN: tables store NaN so.
     """
     if allow_nan and spec.count == 1 and dtype_of(spec.datatype).kind not in "iubO":
-        column = _missing_as_nan(column)
+        column = _with_missing(column, math.nan)
     if isinstance(column, pa.Array):
         flat = _flat(column)
         if flat is None:
@@ -137,31 +137,62 @@ def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
     return collected(column, spec, lambda value: of_value(value, spec, allow_nan=allow_nan))
 
 
-def _missing_as_nan(column: Column) -> Column:
-    """The column with NaN where a number is missing; columns of lists as they are."""
+def _with_missing(column: Column, number: float) -> Column:
+    """The column with `number` where one is missing; columns of lists as they are."""
     if isinstance(column, pa.Array):
         is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        if not (column.null_count and is_number):
+        if not is_number:
             return column
-        return pc.fill_null(column.cast(pa.float64(), safe=False), math.nan)  # large whole numbers are rounded
+        if pa.types.is_floating(column.type) and not math.isnan(number):  # pandas stores missing numbers as NaN
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        if not column.null_count:
+            return column
+        return pc.fill_null(column.cast(pa.float64(), safe=False), number)  # large whole numbers are rounded
     # A column of texts stays one, and is converted all at once; a text among numbers has to be JSON.
-    nan: float | str = "nan" if all(isinstance(value, str) for value in column if value is not None) else math.nan
+    filled: float | str = (
+        repr(float(number)) if all(isinstance(value, str) for value in column if value is not None) else number
+    )
     missing = ("", *NOT_A_NUMBER)
     return [
-        nan if value is None or (isinstance(value, str) and value.strip() in missing) else value for value in column
+        filled if value is None or (isinstance(value, str) and value.strip() in missing) else value for value in column
     ]
 
 
 def elements(columns: Sequence[Column], names: Sequence[str], spec: Input, *, allow_nan: bool) -> InputSamples:
     """A row's numbers from one column for each element."""
     scalar = replace(spec, shape=())
-    parts = [numbers(column, scalar, allow_nan=allow_nan) for column in columns]
+    trained = spec.by_column(names) or (InputColumn(name=""),) * len(names)
+    parts = [_element(column, one, scalar, allow_nan=allow_nan) for column, one in zip(columns, trained, strict=True)]
     bad: dict[int, str] = {}
     for name, part in zip(names, parts, strict=True):
         for row, reason in part.bad.items():
-            bad.setdefault(row, f"{name} {reason}")
+            bad.setdefault(row, reason if len(names) == 1 else f"{name} {reason}")
     stacked = np.stack([np.asarray(part.values) for part in parts], axis=1)
     return InputSamples(stacked.reshape(len(stacked), *spec.shape), bad)
+
+
+def _element(column: Column, trained: InputColumn, spec: Input, *, allow_nan: bool) -> InputSamples:
+    """A row's number from the value of a column, read as in training."""
+    if trained.words:
+        return collected(
+            _texts(column), spec, lambda text: np.asarray(trained.number_of(text), dtype_of(spec.datatype))
+        )
+    if isinstance(trained.missing, float):
+        column = _with_missing(column, trained.missing)
+    return numbers(column, spec, allow_nan=allow_nan)
+
+
+def _texts(column: Column) -> list[str | None]:
+    """The values of a category as text, as tables have them in training."""
+    if not isinstance(column, pa.Array):
+        if all(value is None or isinstance(value, str) for value in column):
+            return column
+        try:
+            column = pa.array(column)
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            return [value if value is None else str(value) for value in column]
+    texts: list[str | None] = words_of(column).to_pylist()
+    return texts
 
 
 def collected(values: Sequence[Any], spec: Input, make: Callable[[Any], NDArray[Any]]) -> InputSamples:

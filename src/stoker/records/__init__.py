@@ -6,6 +6,8 @@ from stoker.records.artifact import (
     Datatype,
     DynamicDim,
     EngineName,
+    InputColumn,
+    InputColumns,
     Manifest,
     Proof,
     ServingPrecision,

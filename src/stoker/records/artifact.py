@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from stoker.records.progress import FileDigest
@@ -34,8 +35,57 @@ ServingPrecision = Literal["fp32", "bf16", "fp16", "int8", "int8+bf16"]
 The parts of an int8 graph that are not quantised are computed in fp32, or in bf16 with `+bf16`.
 """
 
+_MOST_SHOWN, _MOST_LISTED = 40, 12
+"""Longest word in an error [characters], and most known words in it."""
+
 BATCH = "batch"
 """The name of the dimension that samples are stacked in; always the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputColumn:
+    """A column of a table that an element of an input is read from, as the model was trained with it.
+
+    `words` are the values of a category in the order of their numbers; empty for a column of numbers. `missing` is what
+    an empty value became in training, a number or a word; None: training had none.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    missing: float | str | None = None
+
+    def number_of(self, word: str | None) -> int:
+        """The number of a category's word; an empty one, or None, is `missing`.
+
+        Raises:
+            ValueError: training had no such word; the text follows the column's name.
+
+        >>> InputColumn(name="city", words=("Bern", "Rom"), missing="Rom").number_of(None)
+        1
+        """
+        if not word and (word is None or word not in self._numbers):
+            if not isinstance(self.missing, str):
+                raise ValueError("is empty")
+            word = self.missing
+        number = self._numbers.get(word)
+        if number is None:
+            shown = word if len(word) < _MOST_SHOWN else f"{word[: _MOST_SHOWN - 1]}…"
+            few = ", ".join(map(repr, self.words[:_MOST_LISTED]))
+            more = f", … ({len(self.words):,} in all)" if len(self.words) > _MOST_LISTED else ""
+            raise ValueError(f"is {shown!r}, a word that training did not have; known: {few}{more}")
+        return number
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputColumns:
+    """The columns that entries of a job's samples are read from, element by element, by key or index of the entry."""
+
+    schema: ClassVar[int] = 1
+    entries: dict[str, tuple[InputColumn, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +94,20 @@ class TensorSpec:
 
     `shape` has a number for a fixed dimension and a name for one that may vary (`("batch", 3, 224, 224)`,
     `("batch", "tokens")`); equal names have equal sizes in one request. `pad` is what an input is filled up with along
-    its named dimensions, so that samples of several sizes share a batch; None: samples of one size alone do.
+    its named dimensions, so that samples of several sizes share a batch; None: samples of one size alone do. `columns`
+    are those of a table that an input's elements were read from in training, one each; empty where there was no table.
     """
 
     name: str
     datatype: Datatype
     shape: tuple[int | str, ...]
     pad: float | None = None
+    columns: tuple[InputColumn, ...] = ()
+
+    @property
+    def takes_words(self) -> bool:
+        """True if every element is a category, so that words can be given in place of numbers."""
+        return bool(self.columns) and all(column.words for column in self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)

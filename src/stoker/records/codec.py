@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 import types
 import typing
 from itertools import accumulate
@@ -106,7 +107,23 @@ def parsed(text: str | bytes) -> JSON:
         brackets = _BRACKET.findall(_STRING.sub("", text))
         if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > _MOST_LEVELS + 1:
             raise ValueError(_TOO_DEEP)
-    return json.loads(text)
+    return read_json(text)
+
+
+def read_json(text: str) -> JSON:
+    """As `json.loads`, which reads whole numbers of 4,300 digits at most, unless Python was told otherwise.
+
+    Raises:
+        ValueError: not JSON, or a whole number has more digits; the text begins like that of a JSONDecodeError.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        most = sys.get_int_max_str_digits()
+        count = max(len(digits) for digits in re.findall(r"\d+", _STRING.sub("", text)))
+        raise ValueError(f"A whole number has {count:,} digits, and at most {most:,} are read") from error
 
 
 def from_json(value: JSON, record: type[R]) -> R:

@@ -209,7 +209,8 @@ def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None =
 
     Raises:
         BadRequest: an input is missing, unknown, of another datatype or shape, has no rows, or a dimension that varies
-            is too small or differs between inputs; a string is not UTF-8; or a requested output does not exist.
+            is too small or differs between inputs; a string is not UTF-8, or no word of its category in training; or a
+            requested output does not exist.
         TooLarge: there are more rows than `max_rows`, or a dimension is larger than the manifest allows.
     """
     inputs = request.inputs
@@ -224,10 +225,23 @@ def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None =
         for output in request.outputs:
             if output.name not in names:
                 raise BadRequest(f"{manifest.name!r} has no output {output.name!r}. {nearest(output.name, names)}")
-    for spec in manifest.inputs:
-        if spec.datatype == "BYTES":
-            _require_utf8(inputs[spec.name], spec.name)
-    return {spec.name: inputs[spec.name] for spec in manifest.inputs}
+    return {spec.name: _with_numbers(inputs[spec.name], spec) for spec in manifest.inputs}
+
+
+def _with_numbers(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """The tensor, with the numbers of categories where words were sent; strings are checked to be UTF-8."""
+    if array.dtype != object:
+        return array
+    _require_utf8(array, spec.name)
+    if spec.datatype == "BYTES":
+        return array
+    numbers = np.empty(array.shape, dtype_of(spec.datatype))
+    for (row, index), word in np.ndenumerate(array):
+        try:
+            numbers[row, index] = spec.columns[index].number_of(word.decode())
+        except ValueError as error:
+            raise BadRequest(f"row {row} of input {spec.name!r}: {spec.columns[index].name!r} {error}") from error
+    return numbers
 
 
 def _require_utf8(strings: NDArray[Any], name: str) -> None:
@@ -244,7 +258,8 @@ def _fit_tensor(inputs: Arrays, spec: TensorSpec, model: str, sizes: dict[str, i
     """Compare a tensor with its description; collect the sizes of named dimensions in `sizes`."""
     array = inputs[spec.name]
     datatype, shape = datatype_of(array.dtype), array.shape
-    if datatype != spec.datatype or len(shape) != len(spec.shape):
+    is_type = datatype == spec.datatype or (datatype == "BYTES" and spec.takes_words)
+    if not is_type or len(shape) != len(spec.shape):
         raise BadRequest(_tensor_differs(spec, model, datatype, shape))
     for dim, size in zip(spec.shape, shape, strict=True):
         if isinstance(dim, int):
@@ -281,8 +296,9 @@ def _names_differ(inputs: Arrays, manifest: Manifest) -> str:
 
 def _tensor_differs(spec: TensorSpec, model: str, datatype: str, shape: tuple[int, ...]) -> str:
     expected = ", ".join(map(str, spec.shape))
+    words = ", or BYTES with the words of its categories" if spec.takes_words else ""
     return (
-        f"input {spec.name!r} of {model!r} is {spec.datatype} [{expected}]; this request has {datatype} "
+        f"input {spec.name!r} of {model!r} is {spec.datatype} [{expected}]{words}; this request has {datatype} "
         f"[{', '.join(map(str, shape))}]"
     )
 

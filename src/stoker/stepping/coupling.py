@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 from stoker.activity import doing
-from stoker.errors import BadJob
+from stoker.errors import BadJob, listed_in_part
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
 from stoker.loading.batches import Batch
-from stoker.loading.fields import tensors_of
+from stoker.loading.fields import not_by_sample, tensors_of
 from stoker.loading.lengths import IGNORED_TARGET
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
@@ -49,6 +49,8 @@ from stoker.stepping.probe import (
 from stoker.stepping.random_draws import RandomDraws
 
 _SHARE_OF_PROBE = 0.15
+_COLLATED = 8
+"""Samples of a batch that is compared with one of a sample less."""
 _SHARED = "its draws do not grow with the batch, and the loss depends on them: each part would have a draw of its own"
 
 
@@ -61,7 +63,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     Raises:
         BadJob: the model or the loss cannot be evaluated on these samples.
     """
-    if (known := _declared(job) or _alone(job, samples)) is not None:
+    if (known := _declared(job) or _alone(job, samples) or _put_together(job, samples)) is not None:
         return known
     began_s = time.process_time()
     with doing("comparing samples", is_long=True), threads_restored():
@@ -92,11 +94,13 @@ def at_first(job: Job, samples: Samples) -> Coupling:
     """
     if _declared(job) is not None or _alone(job, samples) is not None:
         return unprobed(job)
+    if (known := _put_together(job, samples)) is not None:
+        return known
     with threads_restored():
         probe = first_probe(job, samples)
         notices = _require_usable(job, probe, len(samples))
         probe = replace(probe, tolerance=ROUNDING[probe.dtype])
-        unsaved = probe.repeated()[1].carried.unsaved if probe.may_hand_on() else ()
+        unsaved = probe.repeated()[1].carried.unsaved if probe.may_hand_on else ()
     return replace(unprobed(job), notices=notices, unsaved=unsaved)
 
 
@@ -121,6 +125,24 @@ def _declared(job: Job) -> Coupling | None:
 
 def _alone(job: Job, samples: Samples) -> Coupling | None:
     return _separable("an update sees one sample") if job.batch_size == 1 or len(samples) < 2 else None
+
+
+def _put_together(job: Job, samples: Samples) -> Coupling | None:
+    """The coupling of a job whose collate function makes batches that cannot be cut, as of graphs; None of others."""
+    most = min(_COLLATED, samples.num_at_hand)
+    if job.fields.collate is None or most < 2:
+        return None
+    few, more = (samples.fetch(np.arange(count, dtype=np.int64), 0) for count in (most - 1, most))
+    if not (places := not_by_sample(few, most - 1, more, most)):
+        return None
+    have = f"{listed_in_part(places)} {'has' if len(places) == 1 else 'have'} not one row for each sample"
+    if job.coupling_group is not None and job.coupling_group < job.batch_size:
+        raise BadJob(
+            f"Job(coupling_group={job.coupling_group}) cuts batches of {job.batch_size} into groups, and those of the "
+            f"collate function cannot be cut: {have}",
+            remedy=f"Leave it out, or give batch={job.coupling_group} as well.",
+        )
+    return _coupled(job, "whole_group", ("the collate function",), f"its batches cannot be cut: {have}")
 
 
 def _require_usable(job: Job, probe: CouplingProbe, num_samples: int) -> tuple[str, ...]:

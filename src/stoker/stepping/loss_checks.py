@@ -10,6 +10,7 @@ Source: PyTorch, "Broadcasting semantics", https://docs.pytorch.org/docs/stable/
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,8 @@ from stoker.stepping.named_losses import ACCURACIES
 _SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Clone", "Alias")
 """Operations, by the beginnings of their names in a graph, that leave values as they are."""
 _WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
+_MOST_ENTRIES = 8
+"""Entries of a dict that an error names."""
 _SAME_RELATIVE = 1e-5
 """Means of the same pairs, added up in another order, differ by no more than this [relative]."""
 
@@ -126,12 +129,20 @@ def require_nothing_to_train(loss: object) -> None:
 
 def no_tensor(name: str, output: Any, target: Any) -> BadJob:
     """The error for a loss or metric that compares two tensors and is given something else."""
+    written = (
+        f", as in {_by_entry(output, target)}" if isinstance(output, Mapping) or isinstance(target, Mapping) else ""
+    )
     if not isinstance(output, torch.Tensor):
         has = f" with the entries {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
         return BadJob(
             f"{name} compares a tensor of scores with targets, and the model returned a {type(output).__name__}{has}",
             remedy="Return the scores alone, or in a dict under 'logits'; or give loss=… a function of "
-            "(output, target) that picks them out.",
+            f"(output, target) that picks them out{written}.",
+        )
+    if isinstance(target, Mapping):
+        return BadJob(
+            f"{name} compares with one tensor of targets, and they are {_shape(target)}",
+            remedy=f"Give loss=… a function that picks them out{written}; or samples with one of them as the target.",
         )
     shown = target[0] if isinstance(target, list | tuple) and target else target
     return BadJob(
@@ -141,12 +152,37 @@ def no_tensor(name: str, output: Any, target: Any) -> BadJob:
     )
 
 
+def what_is_given(name: str, output: Any, target: Any) -> str | None:
+    """What a loss or metric of (output, target) is given where one is a dict, and how to write it; else None."""
+    if not (isinstance(output, Mapping) or isinstance(target, Mapping)):
+        return None
+    return (
+        f"{name} is given {_shape(output)} as the output, and {_shape(target)} as the target: take the entries by name "
+        f"where there are some, as in {_by_entry(output, target)}."
+    )
+
+
+def _by_entry(output: Any, target: Any) -> str:
+    """A loss of the first entries that output and target share, or of their first ones, in code."""
+    dicts = [value for value in (output, target) if isinstance(value, Mapping)]
+    keys = [key for key in dicts[0] if all(key in value for value in dicts)]
+    chosen = [next(iter([*keys, *value]), "…") if isinstance(value, Mapping) else None for value in (output, target)]
+    compared = target if chosen[1] is None else target.get(chosen[1])
+    is_amount = isinstance(compared, torch.Tensor) and compared.is_floating_point()
+    named = [
+        name if key is None else f"{name}[{key!r}]" for name, key in zip(("output", "target"), chosen, strict=True)
+    ]
+    more = " + …" if any(len(value) > 1 for value in dicts) else ""
+    function = "mse_loss" if is_amount else "cross_entropy"
+    return f"def loss(output, target): return F.{function}({', '.join(named)}, reduction='none'){more}"
+
+
 def misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
     """How output and target do not match, with their shapes or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
     raised = f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
-        return raised, None
+        return raised, what_is_given(name, output, target)
     if output.shape != target.shape and output.numel() == target.numel():
         remedy = "Give both one shape, as by output.squeeze(1) in the model, and targets as floats."
         if not target.is_floating_point():
@@ -182,6 +218,9 @@ def misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, 
 
 
 def _shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        entries = ", ".join(f"{key!r} {_shape(entry)}" for key, entry in itertools.islice(value.items(), _MOST_ENTRIES))
+        return f"a dict of {entries}{', …' if len(value) > _MOST_ENTRIES else ''}"
     return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 

@@ -31,9 +31,10 @@ from stoker.stepping.loss_checks import (
     require_probabilities,
     require_scalar,
     takes_probabilities,
+    what_is_given,
 )
 from stoker.stepping.named_losses import COUNTS, LEAVING_OUT, LOSSES, METRICS, SUMS, num_valid, weight_of
-from stoker.stepping.step_failures import ran_out_of_memory
+from stoker.stepping.step_failures import ran_out_of_memory, suggest
 from stoker.stepping.torch_compile import Compilation, compiled_function
 
 _MEAN_SETTINGS = {"weight", "ignore_index", "label_smoothing"}
@@ -367,15 +368,11 @@ class TrainingObjective:
             value = function(output, target)
             if measure.count_of is not None:
                 return Loss(value, measure.count_of(target))
-        except (IndexError, RuntimeError, ValueError) as error:
-            if ran_out_of_memory(error):
+        except (LookupError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+            problem = _explained(measure, output, target, error)
+            if problem is error:
                 raise
-            message, remedy = misfit(measure.name, output, target, error)
-            raise BadJob(message, remedy=remedy) from error
-        except (AttributeError, TypeError) as error:
-            if not measure.takes_scores or (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
-                raise
-            raise no_tensor(measure.name, output, target) from error
+            raise problem from error
         if isinstance(value, torch.Tensor) and value.dim() and not self._is_of_batch:
             require_by_sample(measure.name, value, output, target)
         return value
@@ -405,6 +402,20 @@ class TrainingObjective:
             else f"{name} returned a {value.dtype} tensor, wanted floating point",
             remedy="Return the loss alone: metrics=[…] shows further values." if isinstance(value, Mapping) else None,
         )
+
+
+def _explained(measure: _Measure, output: Any, target: Any, error: Exception) -> Exception:
+    """What a loss or metric raised, in words if its cause is known; else as it is, which names the user's line."""
+    if ran_out_of_memory(error):
+        return error
+    if isinstance(error, IndexError | RuntimeError | ValueError):
+        message, remedy = misfit(measure.name, output, target, error)
+        return BadJob(message, remedy=remedy)
+    if measure.takes_scores and not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return no_tensor(measure.name, output, target)
+    if given := what_is_given(measure.name, output, target):
+        suggest(error, given)
+    return error
 
 
 def _needs_graph(error: BaseException | None) -> bool:

@@ -293,6 +293,8 @@ class CouplingProbe:
     """A probable mistake in how the model's output fits the loss."""
     few: tuple[int, float] = (0, 0.0)
     """A number of samples, and the CPU time of one loss of them [s]."""
+    may_hand_on: bool = False
+    """Whether a pass was seen to leave tensors that no checkpoint holds, and that the next may read."""
     carried: CarriedPythonState = field(default_factory=CarriedPythonState)
     moving: str | None = None
     """A parameter that each pass changes, as text; copies of the model share it."""
@@ -453,12 +455,6 @@ class CouplingProbe:
 
         kind = type(model).__name__
         return tuple(f"the buffer {name!r} of {kind} (persistent=False)" for name in changed if is_handed_on(name))
-
-    def may_hand_on(self) -> bool:
-        """Whether the model has tensors that no checkpoint holds, which a pass may hand to the next."""
-        kept = set(self.model.state_dict(keep_vars=True))
-        has_buffers = any(name not in kept for name, _ in self.model.named_buffers())
-        return has_buffers or python_state(self.model, self.objective.loss_object).has_tensors
 
     def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
         """The first carried Python state that differs between two models, or is outside them, as text."""
@@ -657,7 +653,9 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
         seconds = min(cpu_s, time.perf_counter() - started_s)  # of one thread, waiting not counted; or of several
         if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
             break
-    return replace(tried, few=(sum(probe.sizes), cpu_s), notices=with_graph.notices), seconds
+    return replace(
+        tried, few=(sum(probe.sizes), cpu_s), notices=with_graph.notices, may_hand_on=with_graph.may_hand_on
+    ), seconds
 
 
 def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
@@ -680,7 +678,11 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
             strange.pop(id(tensor), None)
         again = _not_the_models(with_graph.loss_with_graph(watched, batch)[0], watched)
         notices.append(_untrained(watched, [leaf for place, leaf in strange.items() if again.get(place) is leaf]))
-    return replace(with_graph, notices=tuple(filter(None, notices))), Value(float(total.detach()), count)
+    kept = set(watched.state_dict(keep_vars=True))
+    has_buffers = any(name not in kept for name, _ in watched.named_buffers())
+    may_hand_on = has_buffers or python_state(watched, probe.objective.loss_object).has_tensors
+    found = replace(with_graph, notices=tuple(filter(None, notices)), may_hand_on=may_hand_on)
+    return found, Value(float(total.detach()), count)
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

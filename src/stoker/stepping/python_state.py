@@ -83,8 +83,8 @@ class PythonState:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether tensors or arrays are among them."""
-        return any(isinstance(value, _Tensor) for value in self.values.values())
+        """Whether tensors or arrays are among them, also within lists, tuples and dicts."""
+        return any(map(_is_of_tensors, self.values.values()))
 
     def is_plain(self, place: tuple[str, str]) -> bool:
         """Whether a checkpoint can hold the value there."""
@@ -97,6 +97,11 @@ class PythonState:
     def in_words(self, place: tuple[str, str]) -> str:
         """The place as a user calls it: `the attribute 'calls' of Net`."""
         return f"the {'variable' if is_outside(place) else 'attribute'} {place[1]!r} of {self.kinds[place[0]]}"
+
+
+def _is_of_tensors(form: Any) -> bool:
+    """Whether a value in the form of `_form` is, or has in it, a tensor or an array."""
+    return isinstance(form, _Tensor) or (isinstance(form, tuple | list) and any(map(_is_of_tensors, form)))
 
 
 def is_outside(place: tuple[str, str]) -> bool:

@@ -97,3 +97,17 @@ def held_out_set_in_words(problem: BaseException) -> str:
     """` evaluating test=…`, if the error occurred in an evaluation; else an empty text."""
     notes = getattr(problem, "__notes__", ())
     return next((f" {note}" for note in notes if note.startswith(_BEGINS)), "")
+
+
+_TRY = "try: "
+
+
+def suggest(problem: Exception, remedy: str) -> None:
+    """Give an error of the user's code a remedy, which `remedy_in` finds."""
+    problem.add_note(f"{_TRY}{remedy}")
+
+
+def remedy_in(problem: Exception) -> str | None:
+    """The remedy that `suggest` gave an error; None if there is none."""
+    notes = (str(note) for note in getattr(problem, "__notes__", ()))
+    return next((note.removeprefix(_TRY) for note in notes if note.startswith(_TRY)), None)

@@ -14,10 +14,14 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import inspect
 import math
+import re
 import types
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any, Literal
@@ -25,7 +29,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from stoker.errors import BadJob, nearest
+from stoker.errors import BadJob, first_line, nearest
 from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
 from stoker.jobs.optimizers import Adagrad, Group, ScheduleFreeAdamW, ScheduleFreeSGD, group_name
 from stoker.records import Layout, Plan
@@ -38,6 +42,8 @@ from stoker.stepping.without_compiler import without_compiler
 
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 """Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""
+_TAKES_NONE = re.compile("(sparse|dense) gradients")
+"""In the message of a step to which gradients of a layout are given that it does not take."""
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
 """Optimisers with one implementation, over lists of tensors."""
 LISTS = ("foreach", "fused")
@@ -69,12 +75,67 @@ def build_optimizer(
 
     Raises:
         BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser or one of
-            parameters outside the model, or one of Stoker's own would have complex weights.
+            parameters outside the model, one of Stoker's own would have complex weights, or one takes no sparse
+            gradients, or no others.
     """
     named = dict(model.named_parameters()) if named is None else named
     optimizer = _made(job, model, plan, {name: p for name, p in named.items() if p.requires_grad})
+    if job.step is None:
+        _require_layouts(optimizer, model)
     suit_layout(optimizer, plan.layout, is_ours=isinstance(job.optimizer, Optimizer))
     return optimizer
+
+
+def _require_layouts(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse PyTorch's and our optimisers that take no sparse gradients, or no dense ones, where there are such.
+
+    Found out by a step of stand-ins of one element. Assumed is that gradients are sparse where a module says so.
+
+    Raises:
+        BadJob: the optimiser raises in such a step that it does not take them.
+    """
+    whose = {
+        parameter: name or "the model"
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False) is True  # as of `nn.Embedding`
+        for parameter in module.parameters(recurse=False)
+    }
+    judged = optimizer.rest if isinstance(optimizer, muon.MuonOptimizer) and optimizer.rest else optimizer
+    is_real = all(type(parameter) is nn.Parameter for parameter in whose)  # and not of a trace
+    is_known = type(judged).__module__.startswith(("torch.optim", "stoker."))
+    if not (whose and is_real and is_known) or needs_closure(judged):
+        return
+    for is_sparse in (True, False):
+        trial = copy.copy(judged)
+        trial.state = defaultdict(dict)
+        trial.param_groups = [
+            {
+                **group,
+                "params": [_stand_in(p, is_sparse=is_sparse) for p in group["params"] if (p in whose) is is_sparse],
+            }
+            for group in judged.param_groups
+        ]
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                _without_graph_breaks(trial).step()
+        except Exception as error:
+            message = first_line(error)
+            if not _TAKES_NONE.search(message):
+                continue  # of one element, or of what was not copied
+            names = ", ".join(dict.fromkeys(whose.values()))
+            raise BadJob(
+                f"gradients of {names} are sparse, and the optimiser takes {'no such' if is_sparse else 'only such'} "
+                f"gradients: {message}",
+                remedy="Make them dense by sparse=False; or use SGD without weight decay or Adagrad; or SparseAdam for "
+                "these weights and another optimiser for the others, in a step of your own: Job(step=…).",
+            ) from error
+
+
+def _stand_in(parameter: torch.Tensor, *, is_sparse: bool) -> nn.Parameter:
+    """A parameter of one element of as many dimensions, with a gradient."""
+    stand_in = nn.Parameter(torch.zeros([1] * parameter.dim(), dtype=parameter.dtype))
+    stand_in.grad = torch.zeros_like(stand_in).to_sparse(1) if is_sparse else torch.zeros_like(stand_in)
+    return stand_in
 
 
 def suit_layout(optimizer: torch.optim.Optimizer, layout: Layout, *, is_ours: bool) -> None:

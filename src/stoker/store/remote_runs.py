@@ -28,6 +28,7 @@ from stoker.store.files import aside_path, disk, make_directories, remove_tree, 
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_files import (
     BOTTLENECK,
+    COLUMNS,
     COUPLING,
     DEVICE,
     ENVIRONMENT,
@@ -45,7 +46,7 @@ from stoker.store.run_files import (
 from stoker.units import format_count
 
 RECORDS = (
-    *(file.name for file in (SPEC, PLAN, ENVIRONMENT, DEVICE, COUPLING)),
+    *(file.name for file in (SPEC, PLAN, ENVIRONMENT, DEVICE, COUPLING, COLUMNS)),
     SWITCHES,
     PRUNING.name,
     BOTTLENECK.name,

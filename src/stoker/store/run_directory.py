@@ -15,6 +15,7 @@ from stoker.records import (
     Device,
     Environment,
     Event,
+    InputColumns,
     JobSpec,
     PlanSwitch,
     RankTimes,
@@ -39,6 +40,7 @@ from stoker.store.files import (
 from stoker.store.locks import HELD_FILE, LOCK_FILE, TAKING_FILE, RunLock, is_held_here
 from stoker.store.run_files import (
     CHECKPOINTS,
+    COLUMNS,
     COUPLING,
     DEVICE,
     DUMPS,
@@ -61,7 +63,9 @@ from stoker.store.run_files import (
 R = TypeVar("R", bound=Record)
 
 _STAYING = frozenset({LOCK_FILE, HELD_FILE, TAKING_FILE, LAUNCH.name, LAUNCHING})
-_BEFORE_A_RUN_IS = frozenset({SPEC.name, PLAN.name, ENVIRONMENT.name, DEVICE.name, COUPLING.name, *_STAYING})
+_BEFORE_A_RUN_IS = frozenset(
+    {SPEC.name, PLAN.name, ENVIRONMENT.name, DEVICE.name, COUPLING.name, COLUMNS.name, *_STAYING}
+)
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class RunDirectory(RunFiles):
         environment: Environment | None = None,
         device: Device | None = None,
         coupling: Coupling | None = None,
+        columns: InputColumns | None = None,
     ) -> RunDirectory:
         """Make a run in a vacant directory, which need not exist.
 
@@ -141,6 +146,7 @@ class RunDirectory(RunFiles):
             (ENVIRONMENT, environment),
             (DEVICE, device),
             (COUPLING, coupling),
+            (COLUMNS, columns),
             (RUN, run),
         ]
         with nullcontext() if is_held_here(path) else RunLock(path):

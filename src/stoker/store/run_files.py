@@ -7,6 +7,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     environment.json   Environment: the determinism class
     device.json        Device
     coupling.json      Coupling
+    columns.json       InputColumns: the columns of a table that samples were read from, and the words of categories
     started.json       Started: the folder and the job file of the first start
     job/               a copy of the job file and its local imports
     events.jsonl       one Event a line
@@ -46,6 +47,7 @@ from stoker.records import (
     Device,
     Environment,
     Event,
+    InputColumns,
     JobSpec,
     KernelTable,
     Launch,
@@ -78,6 +80,7 @@ PLAN = RunFile("plan.json", Decision)
 ENVIRONMENT = RunFile("environment.json", Environment)
 DEVICE = RunFile("device.json", Device)
 COUPLING = RunFile("coupling.json", Coupling)
+COLUMNS = RunFile("columns.json", InputColumns)
 STARTED = RunFile("started.json", Started)
 EXAMPLES = RunFile("examples.json", ExampleSets)
 PRUNING = RunFile("pruning.json", Pruning)

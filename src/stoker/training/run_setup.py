@@ -20,6 +20,7 @@ import torch
 from stoker import records
 from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
+from stoker.loading.datasets import input_columns_of
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import Coupling, Decision, Device, Environment, Plan, PlanSwitch
 from stoker.store import (
@@ -142,6 +143,7 @@ def create_run(
         decision=decision,
         device=device,
         coupling=coupling,
+        columns=input_columns_of(prepared.job),
         environment=environment(device, decision.chosen.plan),
     )
     if not decision.is_settled:

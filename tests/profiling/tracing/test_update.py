@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import SGD, Loss
+from stoker.jobs import SGD, Job, Loss
 from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.planning.model.update_time import counted
 from stoker.profiling.tracing.update import trace_update, trace_updates
 from stoker.records import Trace, dumps, loads
+from stoker.units import updates
 from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (
     BATCH,
@@ -95,6 +96,41 @@ def test_categories_of_what_lives_before_the_update(target):
     assert bytes_of["average"] == parameters + num_buffers
     assert num_buffers <= bytes_of["buffer"] <= num_buffers + 16  # and kept scalars
     assert sum(s.num_bytes for s in trace.storages if s.category == "gradient") == parameters
+
+
+def test_what_a_loss_or_a_list_of_the_model_holds_is_in_the_peak():
+    """Copies outside of the model's parameters, as of a momentum encoder, were there before the trace and are real."""
+    teacher = nn.Linear(64, 8)
+
+    def distilled(model, batch):
+        with torch.no_grad():
+            for theirs, ours in zip(teacher.parameters(), model[0].parameters(), strict=True):
+                theirs.lerp_(ours, 0.1)
+            wanted = teacher(batch[0])
+        return Loss((model(batch[0]) - wanted).square().sum(), len(batch[0]))
+
+    def job(loss):
+        data = torch.randn(16, 64), torch.randn(16, 8)
+        return Job(
+            model=lambda: nn.Sequential(nn.Linear(64, 8)),
+            data=data,
+            loss=loss,
+            optimizer=SGD(lr=0.1),
+            batch=16,
+            until=updates(2),
+        )
+
+    before = [weight.clone() for weight in teacher.parameters()]
+    kept = [
+        sum(
+            s.num_bytes
+            for s in trace_update(of, datasets_of(of), SEPARABLE, settings("cpu", micro_batch=16)).storages
+            if s.born < 0
+        )
+        for of in (job(distilled), job("mse"))
+    ]
+    assert kept[0] - kept[1] == sum(weight.nbytes for weight in teacher.parameters())
+    assert all(torch.equal(weight, was) for weight, was in zip(teacher.parameters(), before, strict=True))
 
 
 def test_gradients_die_and_activations_outlive_the_forward_pass():

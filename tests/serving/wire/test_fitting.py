@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.artifacts.dtypes import Arrays
-from stoker.records import DynamicDim
+from stoker.records import DynamicDim, InputColumn, TensorSpec
 from stoker.serving.protocol import fit
 from stoker.serving.refusals import BadRequest, TooLarge
 from stoker.serving.service import InferenceRequest, RequestedOutput
@@ -84,3 +84,53 @@ def test_strings_fit_as_strings() -> None:
     words = manifest_of("w", tuple(manifest_of("w", TWO.inputs[:1], ()).inputs), ())
     with pytest.raises(BadRequest, match="this request has BYTES"):
         fit(request_of({"a": np.array([["x"]])}), words)
+
+
+WORDS = manifest_of(
+    "words",
+    (
+        TensorSpec(
+            name="categories",
+            datatype="INT64",
+            shape=("batch", 2),
+            columns=(
+                InputColumn(name="city", words=("Bern", "Rom"), missing="Rom"),
+                InputColumn(name="size", words=("L", "M", "S")),
+            ),
+        ),
+    ),
+    (TensorSpec(name="sum", datatype="INT64", shape=("batch",)),),
+)
+
+
+def _words(*rows: tuple[str, str]) -> Arrays:
+    values = np.empty((len(rows), 2), object)
+    values[:] = [[word.encode() for word in row] for row in rows]
+    return {"categories": values}
+
+
+def test_words_become_the_numbers_that_they_had_in_training() -> None:
+    """Each by its own column; an empty one is what stood in for it; numbers are taken as they are."""
+    found = fit(request_of(_words(("Rom", "L"), ("Bern", "S"), ("", "M"))), WORDS)
+    assert found["categories"].dtype == np.int64
+    assert found["categories"].tolist() == [[1, 0], [0, 2], [1, 1]]
+    numbers = {"categories": np.array([[1, 2]], np.int64)}
+    assert fit(request_of(numbers), WORDS)["categories"] is numbers["categories"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (
+            _words(("Bern", "L"), ("Oslo", "L")),
+            "row 1 of input 'categories': 'city' is 'Oslo', a word that training did not have; known: 'Bern', 'Rom'",
+        ),
+        (_words(("Bern", "")), "row 0 of input 'categories': 'size' is empty"),
+        ({"categories": np.array([[b"Bern"]], object)}, "or BYTES with the words of its categories"),
+        ({"categories": np.array([[b"\xff", b"L"]], object)}, "is not UTF-8"),
+    ],
+)
+def test_words_that_training_did_not_have_are_refused_by_name(inputs: Arrays, said: str) -> None:
+    """The refusal names row, column and word, and lists the known ones."""
+    with pytest.raises(BadRequest, match=said):
+        fit(request_of(inputs), WORDS)

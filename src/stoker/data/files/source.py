@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import BadJob
+from stoker.records import InputColumn
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -79,6 +80,11 @@ class IndexedSource(ABC):
         """The meaning of the numbers in samples, in their order, by what they number; a job's sets must agree in it."""
         images = {} if self.form is None else {"image mean": self.form.mean, "image std": self.form.std}
         return {"class": self.classes, **images}
+
+    @property
+    def input_columns(self) -> Mapping[str | int, tuple[InputColumn, ...]]:
+        """The columns of a table that entries of a sample are read from, element by element, by key or index."""
+        return {}
 
     @property
     def target(self) -> str | int | None:
@@ -209,6 +215,11 @@ class Subset(IndexedSource):
     def encoding(self) -> Mapping[str, Sequence[object]]:
         """The whole's."""
         return self.whole.encoding
+
+    @property
+    def input_columns(self) -> Mapping[str | int, tuple[InputColumn, ...]]:
+        """The whole's."""
+        return self.whole.input_columns
 
 
 class Splits(NamedTuple):

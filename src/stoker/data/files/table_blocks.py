@@ -33,6 +33,7 @@ from stoker.data.reading.table_readers import (
     opened,
     parquet_file,
     rows_in,
+    words_of,
 )
 from stoker.errors import BadJob, first_line, nearest
 
@@ -303,11 +304,9 @@ def texts_of(block: RowBlock, column: str) -> pa.Array:
     Raises:
         BadJob: the column is of a type without text.
     """
-    values = _plain(block.columns[column])
-    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    values = block.columns[column]
     try:
-        return pc.cast(values, pa.large_string())
+        return words_of(values)
     except pa.ArrowException as error:
         raise BadJob(
             f"{block.path}: the column {column!r} is of type {values.type}, which has no text", remedy="Leave it out."

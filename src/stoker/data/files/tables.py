@@ -29,6 +29,7 @@ from stoker.data.files.table_store import (
     table_spec,
 )
 from stoker.errors import BadJob
+from stoker.records import InputColumn
 
 FEATURES, CATEGORIES, TARGET = "features", "categories", "target"
 """Entries of a sample that is a dict; text columns keep their names."""
@@ -111,6 +112,25 @@ class Table(IndexedSource):
         target = () if record.target_kind is None else ("a class" if record.target_kind == "class" else "a number",)
         values = {f"{name!r}, value": known for name, known in record.categories.items()}
         return {"feature": record.features, "target": target, "class": record.classes, **values, **means}
+
+    @property
+    def input_columns(self) -> Mapping[str | int, tuple[InputColumn, ...]]:
+        """The columns of the features and of the categories, with what their missing values become."""
+        record, spec = self.table.record, self.spec
+        features = []
+        for name in record.features:
+            choice = spec.for_missing(name)
+            missing = record.means[name] if choice == "mean" else None if isinstance(choice, str) else choice
+            features.append(InputColumn(name=name, missing=missing))
+        filled = {name: str(value) for name, value in spec.missing if value != "drop"}
+        categories = tuple(
+            InputColumn(name=name, words=words, missing=filled.get(name)) for name, words in record.categories.items()
+        )
+        entries: dict[str | int, tuple[InputColumn, ...]] = {
+            0 if self._is_pair else FEATURES: tuple(features),
+            CATEGORIES: categories,
+        }
+        return {entry: columns for entry, columns in entries.items() if columns}
 
     @property
     def note(self) -> str | None:

@@ -11,7 +11,6 @@ when the first of them is opened.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from stoker.errors import BadJob, first_line, nearest
+from stoker.records.codec import read_json
 from stoker.records.data_check import Fault
 from stoker.units import format_bytes
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import Array, RecordBatch
     from pyarrow.parquet import ParquetFile
 
 
@@ -131,7 +131,7 @@ def rows_in(lines: Lines) -> Iterator[JsonLine]:
 def object_in(content: bytes) -> tuple[dict[str, Any], RowFault | None]:
     """The object in a line; or an empty one, and why the line holds none."""
     try:
-        value = json.loads(content.decode("utf-8"))
+        value = read_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         return {}, RowFault("encoding", f"is not UTF-8 at byte {error.start} of the line")
     except (ValueError, RecursionError) as error:
@@ -267,6 +267,22 @@ def no_such_column(column: str, header: Sequence[str]) -> tuple[str, str]:
         words = f"Its header has spaces around names: {spaced!r}."
         return words, "Take them out of the file, or name the column with them."
     return nearest(column, header), "Mend the name where the source is made."
+
+
+def words_of(values: Array) -> Array:
+    """Values [B] as large_string, null for missing ones and NaN; numbers and booleans as text.
+
+    Raises:
+        pyarrow.ArrowException: their type has no text.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    return pc.cast(values, pa.large_string())
 
 
 @dataclass(frozen=True)

@@ -203,8 +203,10 @@ class Recorder(TorchDispatchMode):
         fresh = [output for output in outputs if self.storages.is_new(output)]
         recording = self.storages.recording
         if recording is None:
-            for tensor in fresh:
-                self._mark_all(func, self.storages.follow(tensor))
+            # Inputs too: what was there before the trace, such as a teacher that a loss holds.
+            lives = [self.storages.follow(tensor) for tensor in (*inputs, *fresh)]
+            for life in lives[len(inputs) :]:
+                self._mark_all(func, life)
             return
         if not fresh and not is_mutation(func):
             return
