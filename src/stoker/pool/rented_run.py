@@ -25,7 +25,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerE
 from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import DiskFailed, PoolClient, is_passing
+from stoker.pool.client import DiskFailed, Missing, PoolClient, is_passing
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
@@ -78,7 +78,6 @@ _SPARE_S = 300
 """What a lease may still cost while it is closed, as running time [s]."""
 _MOST_ASKED = 8
 """Offers that are asked for one lease at most."""
-_NO_SUCH_LEASE = 404
 _MOST_KEPT_BYTES = 4 << 20
 
 _CLOCKS_S = 60.0
@@ -700,9 +699,9 @@ def leases_of(client: PoolClient, job: str) -> list[dict[str, Any]]:
     while len(found) < MOST_LEASES:
         try:
             lease = client.lease(f"{job}.{len(found)}")
+        except Missing:
+            break
         except Refused as refused:
-            if refused.http_status == _NO_SUCH_LEASE:
-                break
             raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
         if lease["renter"] != client.key.public:
             raise PlaceFailed(
