@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.errors import PlaceUnreachable
 from stoker.pool import events as on
-from stoker.pool.client import _Missing
+from stoker.pool.client import Missing
 
 
 class FakePool:
@@ -88,7 +88,7 @@ class FakePool:
         """One lease."""
         self._answer()
         if lease_id not in self.leases:
-            raise _Missing(f"there is no lease {lease_id}")
+            raise Missing(f"there is no lease {lease_id}")
         return self.leases[lease_id]
 
     def state(self, what: str, **_: str) -> Any:

@@ -20,7 +20,7 @@ from stoker.pool import admission, blobs, control_plane, presence
 from stoker.pool import client as pool_client
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
-from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, _OnItsWay
+from stoker.pool.client import DiskFailed, OnItsWay, PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
 from stoker.pool.control_plane import ControlPlane, steady_clock
 from stoker.pool.escrow import pay_for
@@ -681,7 +681,7 @@ def test_what_has_come_of_a_blob_is_kept_while_its_holder_is_away(
             file.write(content[:5])
             raise PlaceUnreachable("it broke off")
         if clock[0] < 150:
-            raise _OnItsWay("its holder is away")
+            raise OnItsWay("its holder is away")
         file.write(content[5:])
 
     client = PoolClient(PoolAddress("http://127.0.0.1:9", "a" * 64), Key.made())

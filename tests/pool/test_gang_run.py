@@ -260,9 +260,9 @@ def test_a_message_that_no_agent_makes_again_ends_the_run() -> None:
     reason = f"{SENT_OTHERWISE} after update 5 than this machine makes"
     lease: dict[str, Any] = {"reason": reason, "commitments": [], "outcome": "", "running_s": 0, "check_fraction": 0}
     lease |= {"closed_by": "agent", "delegate": "pool"}
-    state = run._next([lease, lease], 0, reason)
+    state = run._next([lease, lease], reason)
     assert (state.phase, state.why[:50]) == ("failed", "two agents in a row make another message than the ")
-    alone = run._next([{**lease, "reason": "lost"}, lease], 0, "lost")
+    alone = run._next([{**lease, "reason": "lost"}, lease], "lost")
     assert alone.why.startswith("the deadline is over")  # one alone may be wrong: what comes next is looked at
 
 

@@ -163,7 +163,7 @@ def settle(
         rules, document = client.rules(), client.lease(lease_id)
         if not rules.contract:
             raise BadJob("the money of this pool is in its log, and settled there")
-        custody, lease = pool.Custody.of_member(rules, client.address.key), pool.lease_of(document)
+        custody, lease = pool.Custody.of_member(rules, client.address.key), pool.typed_lease(document)
         if document["verdict"]:
             sent, what = custody.bring(lease, bytes.fromhex(document["verdict"])), "settled"
         else:

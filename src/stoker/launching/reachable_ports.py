@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,12 +66,16 @@ def silent_hosts(addresses: tuple[str, ...], host: int, port: int) -> dict[int, 
         if why := _why_silent(addresses[other], port_of(port, other), until):
             silent[other] = why
 
-    threads = [threading.Thread(target=ask, args=(other,)) for other in range(len(addresses)) if other != host]
+    _at_once(ask, [other for other in range(len(addresses)) if other != host])
+    return silent
+
+
+def _at_once(ask: Callable[[int], None], numbers: Iterable[int]) -> None:
+    threads = [threading.Thread(target=ask, args=(number,)) for number in numbers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return silent
 
 
 def _accept(server: socket.socket, until: float) -> None:
@@ -147,11 +152,7 @@ def reach(token: str, others: list[str]) -> None:
         except OSError as error:
             answers[index] = error.strerror or str(error)
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(others))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _at_once(ask, range(len(others)))
     for answer in answers:
         _tell(answer)
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stoker.pool.contract.custody import ChainSettings as ChainSettings
     from stoker.pool.contract.custody import Custody as Custody
     from stoker.pool.contract.custody import differing_roots as differing_roots
-    from stoker.pool.contract.custody import lease_of as lease_of
     from stoker.pool.contract.escrow_contract import EscrowContract as EscrowContract
     from stoker.pool.contract.escrow_contract import connected as connected
     from stoker.pool.contract.signers import signer_of as signer_of

@@ -8,6 +8,7 @@ What no unsettled lease needs is deleted after an hour. Each key may store so mu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import time
@@ -20,7 +21,7 @@ from stoker.errors import BadRun
 from stoker.pool.events import Refused
 from stoker.pool.keys import is_digest
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import Appended, append_line, aside_path, make_directories, remove_leftovers, sync_file
+from stoker.store.files import Appended, append_line, make_directories, remove_leftovers, sync_file, written_aside
 from stoker.units import GIB, format_bytes, format_seconds
 
 KEPT_S = 3600.0
@@ -147,34 +148,29 @@ class BlobStore:
         return self.size_of(kept)
 
     async def _write(self, target: Path, parts: AsyncIterator[bytes], size: int, sender: str) -> None:
-        digest, aside, hashed, written = target.name, aside_path(target), hashlib.sha256(), 0
-        with disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"):
-            file = Appended(aside)
-            try:
+        digest, hashed, written = target.name, hashlib.sha256(), 0
+        with (
+            disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"),
+            written_aside(target) as aside,
+        ):
+            with contextlib.closing(Appended(aside)) as file:
                 async for part in _in_time(parts, digest):
                     written += len(part)
                     if written > size:
                         raise Refused(f"the blob {digest[:12]}… is longer than the {size} bytes that were announced")
                     hashed.update(part)
                     file.write(part)
-                if written != size or hashed.hexdigest() != digest:
-                    raise Refused(
-                        f"the blob came with {written} of {size} bytes and the hash {hashed.hexdigest()[:12]}…, not "
-                        f"{digest[:12]}…",
-                        remedy="It broke off or was changed on its way: send it again.",
-                    )
-                file.close()
-                await asyncio.to_thread(sync_file, aside)  # of gigabytes, while the pool answers others
-                self._senders.setdefault(digest, set()).add(sender)
-                append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
-                aside.replace(target)
-                self._sizes[digest] = size
-                self._unnamed[sender].add(digest)
-            except BaseException:
-                file.close()
-                raise
-            finally:
-                aside.unlink(missing_ok=True)
+            if written != size or hashed.hexdigest() != digest:
+                raise Refused(
+                    f"the blob came with {written} of {size} bytes and the hash {hashed.hexdigest()[:12]}…, not "
+                    f"{digest[:12]}…",
+                    remedy="It broke off or was changed on its way: send it again.",
+                )
+            await asyncio.to_thread(sync_file, aside)  # of gigabytes, while the pool answers others
+            self._senders.setdefault(digest, set()).add(sender)
+            append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
+        self._sizes[digest] = size
+        self._unnamed[sender].add(digest)
 
     def delete_unneeded(self, needed: set[str]) -> list[str]:
         """Delete blobs that no lease needs and that are older than an hour; their names."""

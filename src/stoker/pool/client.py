@@ -37,7 +37,7 @@ _RETRY_S = 1.0
 _MOST_ANSWER_BYTES = 256 * 2**20
 _PART_BYTES = 1 << 20
 _MOST_BREAKS = 20
-_PARTIAL, _TOO_EARLY = 206, 425
+_PARTIAL = 206
 FORWARDED_S = 600.0
 """How long is waited for a blob that its holder sends to the pool [s]."""
 _AWAY_S = 180.0
@@ -258,7 +258,7 @@ class PoolClient:
         """Whether the pool holds a blob."""
         try:
             self._request("HEAD", f"/v1/blobs/{digest}").close()
-        except _Missing:
+        except Missing:
             return False
         except Refused:
             self._request("GET", f"/v1/blobs/{digest}").close()  # for the reason: an answer to HEAD has no text
@@ -344,7 +344,7 @@ class PoolClient:
                         came_directly, is_left = False, True  # from the pool alone, from its beginning
                         file.seek(0)
                         file.truncate()
-                    except _OnItsWay:
+                    except OnItsWay:
                         waits_s = max(patience_s, _AWAY_S) if file.tell() else patience_s
                         if time.monotonic() - came_s >= waits_s or is_over.wait(_RETRY_S):
                             raise
@@ -488,7 +488,7 @@ class _PastEnd(Refused):
     """A blob has no more bytes than those that are there."""
 
 
-class _Missing(Refused):
+class Missing(Refused):
     """The pool has no such thing."""
 
     http_status = 404
@@ -500,10 +500,10 @@ class _Busy(Refused):
     http_status = 503
 
 
-class _OnItsWay(_Busy):
-    """The pool waits for the blob from a peer that holds it."""
+class OnItsWay(_Busy):
+    """The blob is not here yet: the pool waits for it from a peer that holds it."""
 
-    http_status = _TOO_EARLY
+    http_status = 425
 
 
 def is_passing(problem: BaseException) -> bool:
@@ -523,9 +523,7 @@ def _failure_of(answer: PoolAnswer) -> Refused:
 
 
 _KINDS: dict[int, type[Refused]] = {
-    404: _Missing,
     416: _PastEnd,
-    NotNow.http_status: NotNow,
-    _TOO_EARLY: _OnItsWay,
+    **{kind.http_status: kind for kind in (Missing, NotNow, OnItsWay)},
     **dict.fromkeys((429, 500, 502, 503, 504), _Busy),
 }

@@ -34,7 +34,7 @@ from stoker.errors import BadRun, StokerError, first_line
 from stoker.pool import events as on
 from stoker.pool.admission import Admission, named_by
 from stoker.pool.blobs import BlobLimits, BlobStore
-from stoker.pool.client import receipt_message, request_message
+from stoker.pool.client import Missing, OnItsWay, receipt_message, request_message
 from stoker.pool.escrow import short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.forwarding import forwarding_fee, forwarding_text
@@ -92,18 +92,6 @@ class _Forbidden(Refused):
     """The key may not do that."""
 
     http_status = 403
-
-
-class _NotFound(Refused):
-    """There is no such thing."""
-
-    http_status = 404
-
-
-class _OnItsWay(Refused):
-    """The blob is not here yet: its holder was asked to send it."""
-
-    http_status = 425
 
 
 def steady_clock(
@@ -401,19 +389,18 @@ class ControlPlane:
 
     def _idle_offers(self) -> list[ListedOffer]:
         """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
-        now_s = self._now()
-        agents = {agent for agent in self.presence.probed & self.presence.here() if not self.leases.is_at_work(agent)}
-        return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
+        return self._idle_of(self.presence.probed)
 
     def _idle_classes(self) -> dict[str, str]:
         """Determinism classes of known agents that are there, with a free offer, and have neither job nor replay."""
-        now_s, here = self._now(), self.presence.here()
-        free = [one for one in self.state.offers.values() if one.agent in here and one.is_free(now_s)]
-        return {
-            one.agent: one.offer.determinism_class
-            for one in free
-            if self._is_known(one.agent) and not self.leases.is_at_work(one.agent)
-        }
+        idle = self._idle_of(self.presence.here())
+        return {one.agent: one.offer.determinism_class for one in idle if self._is_known(one.agent)}
+
+    def _idle_of(self, agents: set[str]) -> list[ListedOffer]:
+        """Free offers of those of some agents that are there, and have neither a job nor a replay."""
+        now_s = self._now()
+        idle = {agent for agent in agents & self.presence.here() if not self.leases.is_at_work(agent)}
+        return [one for one in self.state.offers.values() if one.agent in idle and one.is_free(now_s)]
 
     def _is_known(self, agent: str) -> bool:
         """Whether an agent was admitted, or in an open pool has passed a check: keys cost nothing there."""
@@ -485,16 +472,11 @@ class ControlPlane:
         return route
 
     async def _take(self, request: Request) -> Response:
-        content = bytearray()
         try:
-            async with asyncio.timeout(HEAD_S):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > MOST_BYTES:
-                        break
+            content = await _body(request, MOST_BYTES, HEAD_S)
         except TimeoutError:
             raise Refused(f"this event did not come within {HEAD_S:.0f} s", remedy="Send it again.") from None
-        draft = read_draft(bytes(content))
+        draft = read_draft(content)
         if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         self._by_key.take(draft.actor, f"the key {short(draft.actor)}", 1.0 + len(content) // _EVENT_BYTES)
@@ -571,14 +553,14 @@ class ControlPlane:
             case "records":
                 return _json({agent: to_json(record) for agent, record in state.records.items()})
             case what:
-                raise _NotFound(
+                raise Missing(
                     f"{what[:80]!r} is not shown", remedy="pool, offers, links, leases, stopped, balances or records."
                 )
 
     async def _lease(self, request: Request) -> Response:
         name = request.path_params["lease_id"]
         if name not in self.state.leases:
-            raise _NotFound(f"there is no lease {name[:80]!r} in this pool")
+            raise Missing(f"there is no lease {name[:80]!r} in this pool")
         return _json(self._lease_document(self.state.leases[name]))
 
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
@@ -675,14 +657,12 @@ class ControlPlane:
         """The body of an answer: one at a time for each device, so that what is kept of them stays small."""
         if channel.is_taking:
             raise TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
-        most, content = _MOST_COMES_BYTES if step == 0 else channel.most_bytes, bytearray()
+        most = _MOST_COMES_BYTES if step == 0 else channel.most_bytes
         channel.is_taking = True
         try:
-            async with asyncio.timeout(ANSWER_S):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > most:
-                        raise Refused(f"this answer of a probe has {most:,} bytes at most")
+            content = await _body(request, most, ANSWER_S)
+            if len(content) > most:
+                raise Refused(f"this answer of a probe has {most:,} bytes at most")
             if hashlib.sha256(content).hexdigest() != request.query_params.get("sha256"):
                 raise Refused("an answer of a probe is not what its signature is for")
         except TimeoutError:
@@ -806,18 +786,33 @@ class ControlPlane:
         if not path.is_file():
             asked = self.rendezvous if request.method == "GET" else None
             if asked is not None and (way := await asked.ask_to_forward(key, digest)):
-                raise _OnItsWay(f"the blob {digest[:12]}… {way}")
+                raise OnItsWay(f"the blob {digest[:12]}… {way}")
             if asked is not None and asked.senders(key, digest):
-                raise _NotFound(
+                raise Missing(
                     f"the blob {digest[:12]}… is kept by the machine that this key's run was started on alone"
                 )
-            raise _NotFound(f"there is no blob {digest[:12]}… here")
+            raise Missing(f"there is no blob {digest[:12]}… here")
         if key != self.key.public and key not in self.leases.readers(digest):
             if request.method == "HEAD":  # a key that has the content sends it, and is then known to have it
-                raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
+                raise Missing(f"the blob {digest[:12]}… is not known to be this key's")
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
         path.touch()
         return FileResponse(path, media_type="application/octet-stream")
+
+
+async def _body(request: Request, most_bytes: int, within_s: float) -> bytes:
+    """The body of a request; of one that is longer than `most_bytes`, its beginning, which is longer as well.
+
+    Raises:
+        TimeoutError: it does not come in time.
+    """
+    content = bytearray()
+    async with asyncio.timeout(within_s):
+        async for part in request.stream():
+            content += part
+            if len(content) > most_bytes:
+                break
+    return bytes(content)
 
 
 def _number(request: Request, name: str) -> float:
@@ -845,15 +840,14 @@ def _without_blocks(lease: Lease) -> dict[str, Any]:
     return {field: value for field, value in whole.items() if field not in _NOT_LISTED} | counts
 
 
-def _json(document: Any) -> Response:
-    return Response(orjson.dumps(document), media_type="application/json")
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 async def _failure(_: Request, problem: Exception) -> Response:
     """What is wrong, and what to do, as a document."""
     if isinstance(problem, StokerError):
-        document = {"error": problem.message[:2000], "remedy": problem.remedy or ""}
-        return Response(orjson.dumps(document), problem.http_status, media_type="application/json")
-    status = problem.status_code if isinstance(problem, HTTPException) else 500
-    text = problem.detail if isinstance(problem, HTTPException) else type(problem).__name__
-    return Response(orjson.dumps({"error": text, "remedy": ""}), status, media_type="application/json")
+        return _json({"error": problem.message[:2000], "remedy": problem.remedy or ""}, problem.http_status)
+    if isinstance(problem, HTTPException):
+        return _json({"error": problem.detail, "remedy": ""}, problem.status_code)
+    return _json({"error": type(problem).__name__, "remedy": ""}, 500)

@@ -112,14 +112,19 @@ def sha256(data: bytes) -> str:
 # --------------------------------------------------------------------------------------------------------------- bodies
 
 
+KINDS: dict[str, type[Body]] = {}
+"""Every kind of event and its body, in the order in which they stand below."""
+
+
 class Body:
-    """What an event says. Fields named below are checked in the same way for all bodies.
+    """What an event of one kind says, or a part of it. Fields named below are checked in the same way for all bodies.
 
     Raises:
         BadSetting: a value that cannot be meant.
     """
 
-    _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id"})
+    event_kind: ClassVar[str] = ""
+    _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id", "request_id", "run", "team"})
     _hashes: ClassVar[frozenset[str]] = frozenset(
         {
             "account",
@@ -160,6 +165,11 @@ class Body:
         }
     )
 
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.event_kind = kind
+        if kind:
+            KINDS[kind] = cls
+
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # every body is a dataclass
             self._check(each.name, getattr(self, each.name))
@@ -181,7 +191,7 @@ class Body:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Founded(Body):
+class Founded(Body, kind="founded"):
     """Rules of the pool, fixed for its life.
 
     Attributes:
@@ -213,7 +223,7 @@ class Founded(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deposited(Body):
+class Deposited(Body, kind="deposited"):
     """Internal credits for a key."""
 
     account: str
@@ -288,14 +298,14 @@ class Offer(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offered(Body):
+class Offered(Body, kind="offered"):
     """A new offer, or an earlier one of that name again with a later `expires_s`."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Withdrawn(Body):
+class Withdrawn(Body, kind="withdrawn"):
     """An offer is taken back; a lease on it goes on."""
 
     offer_id: str
@@ -336,7 +346,7 @@ class ContractTerms(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened(Body):
+class Opened(Body, kind="opened"):
     """An offer is taken.
 
     Attributes:
@@ -391,7 +401,7 @@ class Opened(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangOpened(Body):
+class GangOpened(Body, kind="gang"):
     """Offers are taken for all sites of a run, by site: all of these leases are opened, or none."""
 
     leases: tuple[Opened, ...]
@@ -403,7 +413,7 @@ class GangOpened(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStopped(Body):
+class RunStopped(Body, kind="stopped"):
     """No lease of a run, or of a gang, is opened any more, whichever machine of the renter asks; or again.
 
     `run`: what the names of its leases begin with, `RUN.0`, `RUN.1`, …; or the name of the gang.
@@ -412,14 +422,9 @@ class RunStopped(Body):
     run: str
     is_stopped: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not _ID.fullmatch(self.run):
-            raise BadSetting(f"run {self.run[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Sent(Body):
+class Sent(Body, kind="sent"):
     """A site's message of the exchange after update `update` (from 0) about a fragment; `blob`: SHA-256 of its file."""
 
     lease_id: str
@@ -429,14 +434,14 @@ class Sent(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accepted(Body):
+class Accepted(Body, kind="accepted"):
     """The agent takes the lease."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat(Body):
+class Beat(Body, kind="beat"):
     """The job ran `running_s` whole seconds so far and trained on `samples`; `state`: its last commitment, or ""."""
 
     lease_id: str
@@ -449,7 +454,7 @@ class Beat(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosigned(Body):
+class Cosigned(Body, kind="cosigned"):
     """The renter agrees to all beats up to `index`.
 
     `voucher`: where a contract holds the money, the co-signer's signature of the seconds up to that beat (EIP-712), 130
@@ -467,7 +472,7 @@ class Cosigned(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed(Body):
+class Committed(Body, kind="committed"):
     """State of the run after block `block` (from 0), `update` updates in.
 
     Attributes:
@@ -487,21 +492,21 @@ class Committed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspected(Body):
+class Suspected(Body, kind="suspected"):
     """Two beats are missing."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost(Body):
+class Lost(Body, kind="lost"):
     """Four beats are missing: the lease ends with its last co-signed beat."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reclaiming(Body):
+class Reclaiming(Body, kind="reclaiming"):
     """The owner takes the device back at `by_s` [s since 1970]."""
 
     lease_id: str
@@ -509,7 +514,7 @@ class Reclaiming(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished(Body):
+class Finished(Body, kind="finished"):
     """The job is done; `result`: SHA-256 of its results."""
 
     lease_id: str
@@ -517,7 +522,7 @@ class Finished(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closed(Body):
+class Closed(Body, kind="closed"):
     """The lease ends before the job is done, or was never accepted."""
 
     lease_id: str
@@ -525,7 +530,7 @@ class Closed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Challenged(Body):
+class Challenged(Body, kind="challenged"):
     """Block `block` is to be replayed by `verifier` for `fee` [micro-credits, out of the escrow].
 
     Attributes:
@@ -544,7 +549,7 @@ class Challenged(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerdictGiven(Body):
+class VerdictGiven(Body, kind="verdict"):
     """What a replay showed: whether the state after the block, or the update, is equal to the agent's.
 
     Attributes:
@@ -567,7 +572,7 @@ class VerdictGiven(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Body):
+class Traced(Body, kind="traced"):
     """Digests of a side's states after the updates that are asked for: see `bisection.points`; none gives up.
 
     Attributes:
@@ -588,7 +593,7 @@ class Traced(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supplied(Body):
+class Supplied(Body, kind="supplied"):
     """Blobs with a side's checkpoints before and after the update on which they differ; without `after` it gives up.
 
     `before` is empty where the update is the block's first: that state is committed.
@@ -602,7 +607,7 @@ class Supplied(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dismissed(Body):
+class Dismissed(Body, kind="dismissed"):
     """The verdict of `verifier` on a block counts no more."""
 
     lease_id: str
@@ -612,7 +617,7 @@ class Dismissed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disputed(Body):
+class Disputed(Body, kind="disputed"):
     """Pay is held until the dispute is settled."""
 
     lease_id: str
@@ -620,7 +625,7 @@ class Disputed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slashed(Body):
+class Slashed(Body, kind="slashed"):
     """All pay of the lease, and `amount` of the bond [micro-credits], go to the renter."""
 
     lease_id: str
@@ -630,7 +635,7 @@ class Slashed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refunded(Body):
+class Refunded(Body, kind="refunded"):
     """All pay of the lease goes back to the renter; the agent keeps its bond."""
 
     lease_id: str
@@ -638,7 +643,7 @@ class Refunded(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forwarded(Body):
+class Forwarded(Body, kind="forwarded"):
     """A blob of the lease, of `num_bytes`, went through the pool: `amount` from the renter to the pool's operator."""
 
     lease_id: str
@@ -648,14 +653,14 @@ class Forwarded(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Final(Body):
+class Final(Body, kind="final"):
     """The lease is settled."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchored(Body):
+class Anchored(Body, kind="anchored"):
     """Merkle root of the hashes of events `first` to `last`."""
 
     root: str
@@ -664,7 +669,7 @@ class Anchored(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeamMade(Body):
+class TeamMade(Body, kind="team"):
     """A team of renters, or an earlier one of that name again; see `fair_use`.
 
     Attributes:
@@ -682,8 +687,6 @@ class TeamMade(Body):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _ID.fullmatch(self.team):
-            raise BadSetting(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
         if not all(is_digest(member) for member in self.members):
             raise BadSetting("members: wanted keys, each of 64 hexadecimal digits in lower case")
         if not self.weight > 0:
@@ -691,21 +694,16 @@ class TeamMade(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting(Body):
+class Waiting(Body, kind="waiting"):
     """The renter waits for a device of one of these kinds (none named: any) until `until_s` [s since 1970]."""
 
     request_id: str
     kinds: tuple[str, ...] = ()
     until_s: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not _ID.fullmatch(self.request_id):
-            raise BadSetting(f"request_id {self.request_id[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Preempting(Body):
+class Preempting(Body, kind="preempting"):
     """The lease ends at `by_s` [s since 1970], for someone with a higher priority."""
 
     lease_id: str
@@ -739,7 +737,7 @@ class ProbeTimes(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed(Body):
+class Probed(Body, kind="probed"):
     """Offers were asked for exact products; what follows is in `joint_probe`."""
 
     offers: tuple[ProbeTimes, ...]
@@ -751,7 +749,7 @@ class Probed(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linked(Body):
+class Linked(Body, kind="linked"):
     """What an agent measured of its direct path to the agent `other`: rates of 0 say that there is none."""
 
     other: str
@@ -760,48 +758,9 @@ class Linked(Body):
     delay_s: float = 0.0
 
 
-KINDS: dict[str, type[Body]] = {
-    "founded": Founded,
-    "deposited": Deposited,
-    "offered": Offered,
-    "withdrawn": Withdrawn,
-    "opened": Opened,
-    "gang": GangOpened,
-    "stopped": RunStopped,
-    "accepted": Accepted,
-    "beat": Beat,
-    "cosigned": Cosigned,
-    "committed": Committed,
-    "sent": Sent,
-    "suspected": Suspected,
-    "lost": Lost,
-    "reclaiming": Reclaiming,
-    "finished": Finished,
-    "closed": Closed,
-    "challenged": Challenged,
-    "verdict": VerdictGiven,
-    "traced": Traced,
-    "supplied": Supplied,
-    "dismissed": Dismissed,
-    "disputed": Disputed,
-    "slashed": Slashed,
-    "refunded": Refunded,
-    "final": Final,
-    "forwarded": Forwarded,
-    "anchored": Anchored,
-    "team": TeamMade,
-    "waiting": Waiting,
-    "preempting": Preempting,
-    "probed": Probed,
-    "linked": Linked,
-}
-"""Every kind of event and its body."""
-_KIND_OF = {body: kind for kind, body in KINDS.items()}
-
-
 def kind_of(body: Body) -> str:
     """The kind of event that has such a body."""
-    return _KIND_OF[type(body)]
+    return body.event_kind
 
 
 # --------------------------------------------------------------------------------------------------------------- events

@@ -434,8 +434,7 @@ class Bubblewrap(Isolation):
         """Why it cannot be used here."""
         if os.uname().machine != MACHINE:
             return f"its filter of system calls is for {MACHINE}, and this machine is {os.uname().machine}"
-        missing = [program for program in ("bwrap", "prlimit", "setpriv") if shutil.which(program) is None]
-        return f"there is no {', '.join(missing)}: apt-get install bubblewrap util-linux" if missing else None
+        return _missing("bwrap", packages="bubblewrap util-linux")
 
     def command(
         self, program: Program, aside: Path, stack: ExitStack, *, is_grouped: bool
@@ -527,8 +526,7 @@ class Gvisor(Isolation):
 
     def problem(self) -> str | None:
         """Why it cannot be used here."""
-        missing = [program for program in ("runsc", "prlimit", "setpriv") if shutil.which(program) is None]
-        return f"there is no {', '.join(missing)}: apt-get install runsc util-linux" if missing else None
+        return _missing("runsc", packages="runsc util-linux")
 
     def command(
         self, program: Program, aside: Path, stack: ExitStack, *, is_grouped: bool
@@ -547,13 +545,7 @@ class Gvisor(Isolation):
             _mount("tmpfs", "/tmp", "tmpfs", "mode=1777"),  # noqa: S108 - inside
             _mount("tmpfs", "/dev/shm", "tmpfs", "mode=1777"),  # noqa: S108
         ]
-        shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
-        shown |= {
-            f"/{name}": Path(f"/{name}").resolve()
-            for name in ("bin", "sbin", "lib", "lib64")
-            if Path(f"/{name}").is_dir()
-        }
-        for inside, path in sorted(shown.items()):
+        for inside, path in sorted(_root_of(program).items()):
             mounts.append(_mount(str(path), inside, "bind", "ro", "rbind"))
         for inside, path in sorted(program.writable.items()):
             mounts.append(_mount(str(path), inside, "bind", "rw", "rbind"))
@@ -596,14 +588,9 @@ class Podman(Isolation):
 
     def problem(self) -> str | None:
         """Why it cannot be used here."""
-        missing = [
-            program for program in ("podman", "newuidmap", "prlimit", "setpriv") if shutil.which(program) is None
-        ]
-        if missing:
-            return f"there is no {', '.join(missing)}: apt-get install podman uidmap util-linux"
-        if os.getuid() == 0:
-            return "rootless Podman needs an ordinary user, and this is root"
-        return None
+        if (problem := _missing("podman", "newuidmap", packages="podman uidmap util-linux")) is not None:
+            return problem
+        return "rootless Podman needs an ordinary user, and this is root" if os.getuid() == 0 else None
 
     def trial(self) -> str | None:
         """As for all kinds; and its limits hold, which Podman leaves out without a word where it cannot set them."""
@@ -659,16 +646,10 @@ class Podman(Isolation):
             f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}",  # noqa: S108 - inside
             "--env-host=false",
         ]
-        shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
-        shown |= {
-            f"/{one}": Path(f"/{one}").resolve() for one in ("bin", "sbin", "lib", "lib64") if Path(f"/{one}").is_dir()
-        }
-        for inside, path in sorted(shown.items()):
-            _make_place(rootfs, inside, path)
-            words += ["-v", f"{path}:{inside}:ro"]
-        for inside, path in sorted(program.writable.items()):
-            _make_place(rootfs, inside, path)
-            words += ["-v", f"{path}:{inside}:rw"]
+        for mode, shown in (("ro", _root_of(program)), ("rw", program.writable)):
+            for inside, path in sorted(shown.items()):
+                _make_place(rootfs, inside, path)
+                words += ["-v", f"{path}:{inside}:{mode}"]
         for device in program.devices:
             words += ["--device", device]
         for name_, value in program.environment.items():
@@ -679,10 +660,7 @@ class Podman(Isolation):
 
 def _container_prefix(pid: int) -> str:
     """What names of a process's containers begin with; another process of that number began at another tick."""
-    try:
-        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        began = "gone"
+    began = next(iter(_stat_of(pid)[19:]), "gone")
     return f"stoker-{pid}-{began}-"
 
 
@@ -824,10 +802,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 def cpu_s_of(pids: Iterable[int]) -> float:
     """CPU time of processes, and of those of their children that have ended [s]."""
-    ticks = 0
-    for pid in pids:
-        with suppress(OSError, ValueError, IndexError):
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    ticks = sum(int(number) for pid in pids for number in _stat_of(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -836,9 +811,8 @@ def _descendants(pid: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(path.name))
+            for parent in _stat_of(int(path.name))[1:2]:
+                children.setdefault(int(parent), []).append(int(path.name))
     found, waiting = set[int](), [pid]
     while waiting:
         one = waiting.pop()
@@ -854,6 +828,26 @@ def _system_paths() -> dict[str, Path]:
     paths += [Path(prefix) for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not prefix.startswith("/usr")]
     paths += [Path(sys.executable).resolve().parents[1]]
     return {str(path): path for path in paths if not str(path).startswith("/usr") and str(path) != "/"}
+
+
+def _root_of(program: Program) -> dict[str, Path]:
+    """All that a program may read of a root that is empty otherwise, by the path inside."""
+    merged = {f"/{name}": Path(f"/{name}").resolve() for name in ("bin", "sbin", "lib", "lib64")}
+    system = {inside: path for inside, path in merged.items() if path.is_dir()}
+    return {"/usr": Path("/usr"), **_system_paths(), **program.readable, **system}
+
+
+def _missing(*programs: str, packages: str) -> str | None:
+    """That programs, or those by which each process is limited, are not here, and which packages have them."""
+    missing = [program for program in (*programs, "prlimit", "setpriv") if shutil.which(program) is None]
+    return f"there is no {', '.join(missing)}: apt-get install {packages}" if missing else None
+
+
+def _stat_of(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on, which is field 3 of /proc/PID/stat; [] if it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def _processes_of_user() -> int:

@@ -37,7 +37,7 @@ from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import aside_path, sync_file
+from stoker.store.files import sync_file, written_aside
 from stoker.store.foreign_files import read_below
 from stoker.units import format_bytes, format_seconds
 
@@ -110,8 +110,10 @@ class BlobCache:
         if path.exists():
             return path
         room, most = self._make_folder(), most_bytes or self._most_bytes
-        aside = aside_path(path)  # other processes may fetch it as well
-        try:
+        with (
+            disk_errors(path, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK),
+            written_aside(path) as aside,  # other processes may fetch it as well
+        ):
             self._client.get_blob(
                 sha256,
                 aside,
@@ -119,13 +121,9 @@ class BlobCache:
                 patience_s=self._patience_s,
                 is_over=self._is_over,
             )
-            with disk_errors(path, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
-                if seal:
-                    unseal(aside, seal)
-                    sync_file(aside)
-                aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+            if seal:
+                unseal(aside, seal)
+                sync_file(aside)
         return path
 
     def _make_folder(self) -> int:
@@ -256,10 +254,15 @@ class LeasedJob:
         self._looks_at: float = 0.0
 
     @property
+    def _made_box(self) -> JobBox:
+        """Its box, once it was made."""
+        assert self._box is not None
+        return self._box
+
+    @property
     def order(self) -> PoolOrder:
         """What it runs, once it was read."""
-        assert self._box is not None
-        return self._box.order
+        return self._made_box.order
 
     def read_order(self) -> PoolOrder:
         """Fetch the order.
@@ -325,16 +328,14 @@ class LeasedJob:
 
     def _resume(self, order: PoolOrder) -> None:
         """Put the block that the order goes on from into the run's directory."""
-        assert self._box is not None
-        run, aside = self._box.run, self._folder / "resume"
+        run, aside = self._made_box.run, self._folder / "resume"
         shutil.rmtree(aside, ignore_errors=True)
         unpack(self._fetch(order.resume, seal=order.resume_seal), aside, self._taken)
         remove_tree(run)
         aside.rename(run)
 
     def _start(self) -> None:
-        assert self._box is not None
-        program = self._box.training(self._host)
+        program = self._made_box.training(self._host)
         self._process = self._host.isolation.start(program, most_output_bytes=_MOST_OUTPUT_BYTES)
         self._began, self._ended_s = time.monotonic(), None
         self._tell(f"{self.lease_id}: {self.order.run} runs in {self._host.isolation.name}")
@@ -395,13 +396,12 @@ class LeasedJob:
 
     def _is_gang_here(self) -> bool:
         """Whether the agents of all sites have accepted, so that messages are carried; a single lease has no others."""
-        order, box = self.order, self._box
+        order, box = self.order, self._made_box
         if not order.sites or self._carrier is not None:
             return True
         if time.monotonic() < self._looks_at:
             return False
         self._looks_at = time.monotonic() + _LOOK_S
-        assert box is not None
         if not self._client.lease(self.lease_id).get("is_gang_begun"):
             return False
         box.message_names()  # made before the job starts, whose user it will belong to
@@ -561,11 +561,10 @@ class LeasedJob:
 
     def _due(self, *, is_last: bool) -> tuple[tuple[int, int], str] | None:
         """Place and name of the newest checkpoint, if it is a new one and a block's time has passed."""
-        assert self._box is not None
         if not is_last and time.monotonic() - self._committed_at < max(0.5 * self.order.block_s, _LEAST_BLOCK_S):
             return None
         try:
-            names = CheckpointStore(self._box.run / "checkpoints").names()
+            names = CheckpointStore(self._made_box.run / "checkpoints").names()
         except StokerError:
             return None
         known = [(place, name) for name in names if (place := order_of_name(name)) is not None]
@@ -605,15 +604,14 @@ class LeasedJob:
 
     def _keep(self, name: str, number: int, head: str) -> Block:
         """Store a checkpoint as the block `number`, after `head`; sealed, where its renter may get it first."""
-        assert self._box is not None
         return keep_block(
-            self._box.run,
+            self._made_box.run,
             name,
             number,
             head,
             put=self._blobs.put,
             limits=self._taken,
-            aside=self._box.aside,
+            aside=self._made_box.aside,
             is_sealed=self._client.peer is not None,
         )
 
@@ -662,10 +660,8 @@ class LeasedJob:
 
     def _results(self) -> str:
         """Store the run's directory, as it goes home; the blob."""
-        assert self._box is not None
-        run = self._box.run
+        run, copy = self._made_box.run, self._made_box.aside / "results"
         names = [name for name in plain_names(run) if name.split("/")[0] not in _NOT_HOME]
-        copy = self._box.aside / "results"
         try:
             pack_folder(run, names, copy, self._taken)
             return self._blobs.put(copy)

@@ -154,34 +154,22 @@ def audit(path: Path, *, checks_signatures: bool = True, state: State | None = N
     state = State() if state is None else state
     if not path.is_file():
         raise BadRun(f"there is no log {path}")
+    problem = _problem(path, state, checks_signatures=checks_signatures, head=head)
+    return Audit(num_events=state.seq, head=state.head, problem=problem, bad_event=state.seq + 1 if problem else 0)
+
+
+def _problem(path: Path, state: State, *, checks_signatures: bool, head: str | None) -> str:
+    """What is wrong with a log, of which `state` has taken what is right; "": nothing."""
     has_head = head is None
     try:
         for text in _texts(path, checks_file=checks_signatures):
-            state_error = _bad(text, state, checks_signatures=checks_signatures)
-            if state_error:
-                return Audit(
-                    num_events=state.seq,
-                    head=state.head,
-                    problem=f"event {state.seq + 1}: {state_error}",
-                    bad_event=state.seq + 1,
-                )
+            if why := _bad(text, state, checks_signatures=checks_signatures):
+                return f"event {state.seq + 1}: {why}"
             has_head = has_head or state.head == head
         state.accounts.require_conserved(is_thorough=True)
     except (sqlite3.Error, OSError, Refused) as problem:
-        return Audit(
-            num_events=state.seq,
-            head=state.head,
-            problem=f"after event {state.seq}: {problem}",
-            bad_event=state.seq + 1,
-        )
-    if not has_head:
-        return Audit(
-            num_events=state.seq,
-            head=state.head,
-            bad_event=state.seq + 1,
-            problem=f"no event has the hash {head}: the log was cut short, or is another one",
-        )
-    return Audit(num_events=state.seq, head=state.head)
+        return f"after event {state.seq}: {problem}"
+    return "" if has_head else f"no event has the hash {head}: the log was cut short, or is another one"
 
 
 def _bad(text: str | bytes, state: State, *, checks_signatures: bool) -> str:

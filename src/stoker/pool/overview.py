@@ -17,14 +17,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.pool.answers import read_offer
+from stoker.pool.answers import read_offer, typed_lease
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.escrow import credits_text, pay_for, short
 from stoker.pool.events import CREDIT, FIRST_PREVIOUS, Draft, Event, Refused
 from stoker.pool.keys import keys_folder, read_key
-from stoker.pool.lease import Lease
 from stoker.pool.matching import declines, hazard_interval, hazard_per_hour
-from stoker.records.codec import JSON, from_json, to_json
+from stoker.records.codec import JSON, to_json
 from stoker.units import format_seconds
 
 _TIMEOUT_S = 5.0
@@ -218,8 +217,7 @@ def _offer(document: dict[str, Any], account: str) -> dict[str, Any]:
 
 def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
     """A lease in which an account has part: its meter, money in credits, and what was replayed of it."""
-    own = {name: value for name, value in document.items() if name in Lease.__dataclass_fields__}
-    lease = from_json(own, Lease)
+    lease = typed_lease(document)
     so_far = 0 if lease.outcome else pay_for(lease.paid_s, lease.rate_per_hour)
     if lease.settlement is not None:
         so_far = lease.settlement.pay

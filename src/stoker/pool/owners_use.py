@@ -78,11 +78,7 @@ class LentGpu:
         Raises:
             NoDevice: `nvidia-smi` does not say.
         """
-        said = self._asked("--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
-        try:
-            temperature_c = float(said)
-        except ValueError:
-            raise NoDevice(f"nvidia-smi gives no temperature of GPU {self.index}: {said[:80]!r}") from None
+        temperature_c = self._number("temperature.gpu", "temperature")
         return GpuReading(temperature_c=temperature_c, use=self._use() if with_use else {})
 
     def _use(self) -> dict[int, float]:
@@ -100,11 +96,7 @@ class LentGpu:
         Raises:
             NoDevice: `nvidia-smi` does not say.
         """
-        said = self._asked("--query-gpu=power.limit", "--format=csv,noheader,nounits")
-        try:
-            return float(said)
-        except ValueError:
-            raise NoDevice(f"nvidia-smi gives no power limit of GPU {self.index}: {said[:80]!r}") from None
+        return self._number("power.limit", "power limit")
 
     def limit_power(self, watts: float) -> None:
         """Set its power limit [W], which is root's to do.
@@ -113,6 +105,13 @@ class LentGpu:
             NoDevice: it cannot be set.
         """
         self._asked("-pl", f"{watts:g}", remedy="A power limit is set by root, within what the board allows.")
+
+    def _number(self, query: str, what: str) -> float:
+        said = self._asked(f"--query-gpu={query}", "--format=csv,noheader,nounits")
+        try:
+            return float(said)
+        except ValueError:
+            raise NoDevice(f"nvidia-smi gives no {what} of GPU {self.index}: {said[:80]!r}") from None
 
     def _asked(self, *words: str, remedy: str = "Without --when idle and limits of the GPU it is not asked.") -> str:
         command = ["nvidia-smi", *words, "-i", str(self.index)]

@@ -41,7 +41,7 @@ from stoker.pool.pair_links import ASKED_S, MOST_BYTES, StatedLink, measured_pat
 from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.transport import PoolAnswer, Transport
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import append_line, aside_path, is_aside, make_directories, sync_file
+from stoker.store.files import append_line, is_aside, make_directories, sync_file, written_aside
 from stoker.units import GIB, format_bytes
 
 _log = logging.getLogger(__name__)
@@ -424,11 +424,13 @@ class Peer:
         It is read whole also if it is here already: that the agent has it, and not its hash alone, is to be known.
         """
         target, hashed, written = self._folder / digest, hashlib.sha256(), 0
-        aside = aside_path(target)
         self._require_room(num_bytes)
         self._on_its_way += num_bytes
         try:
-            with disk_errors(target, "a blob", needed_bytes=num_bytes, error=BadRun):
+            with (
+                disk_errors(target, "a blob", needed_bytes=num_bytes, error=BadRun),
+                written_aside(target) as aside,
+            ):
                 with aside.open("xb") as file:
                     while part := await incoming.read():
                         written += len(part)
@@ -438,10 +440,9 @@ class Peer:
                         hashed.update(part)
                 if written != num_bytes or hashed.hexdigest() != digest:
                     raise PlaceFailed(f"{written:,} of {num_bytes:,} bytes came, or others than {digest[:12]}…")
-                await asyncio.to_thread(self._keep, aside, target, sender)
+                await asyncio.to_thread(self._note_sender, aside, digest, sender)
         finally:
             self._on_its_way -= num_bytes
-            aside.unlink(missing_ok=True)
         await self._announce([digest])
 
     # --------------------------------------------------------------------------------------------------------- the disk
@@ -472,22 +473,18 @@ class Peer:
         target = self._folder / digest
         if not target.is_file():
             self._require_room(size)
-            aside = aside_path(target)
-            try:
-                with disk_errors(target, "a blob", needed_bytes=size, error=BadRun):
-                    shutil.copyfile(source, aside)  # its owner may change the source
-                    self._keep(aside, target, self._key.public)
-            finally:
-                aside.unlink(missing_ok=True)
+            with disk_errors(target, "a blob", needed_bytes=size, error=BadRun), written_aside(target) as aside:
+                shutil.copyfile(source, aside)  # its owner may change the source
+                self._note_sender(aside, digest, self._key.public)
         target.touch()
         self._in_loop(self._announce([digest]), _ASK_S)
         self._unfetched.add(digest)
         return True
 
-    def _keep(self, aside: Path, target: Path, sender: str) -> None:
+    def _note_sender(self, aside: Path, digest: str, sender: str) -> None:
+        """Note who has sent a blob, which is whole in `aside`, before it has its name."""
         sync_file(aside)
-        append_line(self._folder / "senders" / target.name, sender, error=BadRun, is_durable=True)
-        aside.replace(target)
+        append_line(self._folder / "senders" / digest, sender, error=BadRun, is_durable=True)
 
     # ---------------------------------------------------------------------------------------------------------- threads
 

@@ -25,7 +25,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerE
 from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import DiskFailed, PoolClient, is_passing
+from stoker.pool.client import DiskFailed, Missing, PoolClient, is_passing
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
@@ -78,7 +78,6 @@ _SPARE_S = 300
 """What a lease may still cost while it is closed, as running time [s]."""
 _MOST_ASKED = 8
 """Offers that are asked for one lease at most."""
-_NO_SUCH_LEASE = 404
 _MOST_KEPT_BYTES = 4 << 20
 
 _CLOCKS_S = 60.0
@@ -105,69 +104,61 @@ class RentedRun:
         if is_run_stopped(leases[-1]) and leases[-1]["state"] in LIVE:  # who stopped it has not closed it
             self.stop()
             leases = leases_of(self.client, self.handle["job"])
-        last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
-        state, reason = str(last["state"]), str(last["reason"])
         poisoned = wrong_blocks(leases, self.order)
-        if state in _LIVE_WORDS:
-            return self._live(last, leases, restarts, poisoned)
-        if self._resumes_from(last) in poisoned:
-            return self._next(leases, restarts, "an earlier block was wrong")
-        if any(one["equal"] is False for one in whole_replays(last)) and not is_judged(last):
-            return seen_now(
-                phase="saving",
-                why="a replay found a block unequal; it is being settled",
-                evidence=described(last),
-                restarts=restarts,
-            )
-        if is_wrong(last):
-            return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
-        if last["result"]:
-            waiting = [lease for lease in leases if waits_for_replays(lease)]
-            if waiting:
-                return seen_now(
-                    phase="saving",
-                    why="the results are there; blocks are being replayed",
-                    evidence=described(waiting[0]),
-                    restarts=restarts,
-                )
-            if problem := self._result_problem(last):
-                return self._next(leases, restarts, problem)
-            return seen_now(
-                phase="finished", why=checks_described(leases), evidence=described(last), exit_code=0, restarts=restarts
-            )
-        if is_stopped(last):
-            return seen_now(
-                phase="stopped",
-                why="stopped as asked; what was committed is kept",
-                evidence=described(last),
-                restarts=restarts,
-            )
-        if reason.startswith("failed"):
-            return seen_now(
-                phase="failed", why=reason.removeprefix("failed: "), evidence=described(last), restarts=restarts
-            )
-        return self._next(leases, restarts, reason or "the agent did not accept")
+        if leases[-1]["state"] in _LIVE_WORDS:
+            return self._live(leases, poisoned)
+        return self._ended(leases, poisoned)
 
-    def _live(
-        self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int, poisoned: AbstractSet[str]
-    ) -> LaunchState:
+    def _restarts(self, leases: list[dict[str, Any]]) -> int:
+        """Leases of this start after its first one."""
+        return len(leases) - 1 - int(self.handle["first"])
+
+    def _ended(self, leases: list[dict[str, Any]], poisoned: AbstractSet[str]) -> LaunchState:
+        last, reason = leases[-1], str(leases[-1]["reason"])
+
+        def seen(
+            phase: LaunchPhase, why: str, lease: dict[str, Any] = last, exit_code: int | None = None
+        ) -> LaunchState:
+            return seen_now(phase, why, described(lease), exit_code=exit_code, restarts=self._restarts(leases))
+
+        if self._resumes_from(last) in poisoned:
+            return self._next(leases, "an earlier block was wrong")
+        if any(one["equal"] is False for one in whole_replays(last)) and not is_judged(last):
+            return seen("saving", "a replay found a block unequal; it is being settled")
+        if is_wrong(last):
+            return self._next(leases, f"a block of {last['lease_id']} is wrong")
+        if last["result"]:
+            if waiting := [lease for lease in leases if waits_for_replays(lease)]:
+                return seen("saving", "the results are there; blocks are being replayed", waiting[0])
+            if problem := self._result_problem(last):
+                return self._next(leases, problem)
+            return seen("finished", checks_described(leases), exit_code=0)
+        if is_stopped(last):
+            return seen("stopped", "stopped as asked; what was committed is kept")
+        if reason.startswith("failed"):
+            return seen("failed", reason.removeprefix("failed: "))
+        return self._next(leases, reason or "the agent did not accept")
+
+    def _live(self, leases: list[dict[str, Any]], poisoned: AbstractSet[str]) -> LaunchState:
+        last = leases[-1]
         if self._resumes_from(last) in poisoned:
             reason = "restarted: it went on from a wrong block"
             self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=reason))
-            return self._next(leases_of(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
+            return self._next(leases_of(self.client, self.handle["job"]), "an earlier block was wrong")
         if is_left_alone(last):  # the pool itself waits longer
             close_lease(self.client, last, AWAY)
             leases = leases_of(self.client, self.handle["job"])
             if (last := leases[-1])["state"] not in LIVE:
-                return self._next(leases, restarts, AWAY)
-        if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
+                return self._next(leases, AWAY)
+        if last["state"] == "running" and (moved := self._moved(leases)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
-        why += self._shortfall(last, leases)
-        return seen_now(phase=phase, why=why, evidence=described(last), restarts=restarts)
+        why += self._shortfall(leases)
+        return seen_now(phase=phase, why=why, evidence=described(last), restarts=self._restarts(leases))
 
-    def _shortfall(self, last: dict[str, Any], leases: list[dict[str, Any]]) -> str:
+    def _shortfall(self, leases: list[dict[str, Any]]) -> str:
         """That the time of the run ends before its last update at the pace of its blocks, as words; "": it does not."""
+        last = leases[-1]
         forecasts = Terms.of_handle(self.handle).forecasts.values()
         total = max((one.total_updates for one in forecasts if isinstance(one, RunForecast)), default=0)
         rest = rest_of_run(last, total) if total else None
@@ -183,20 +174,20 @@ class RentedRun:
             f"{5 * math.floor(20 * updates / total)} % of its updates, and the same command goes on from there"
         )
 
-    def _moved(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState | None:
+    def _moved(self, leases: list[dict[str, Any]]) -> LaunchState | None:
         """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
-        terms, blocks = Terms.of_handle(self.handle), last["commitments"]
+        terms, last = Terms.of_handle(self.handle), leases[-1]
         num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
         is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
         is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
         is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self.left_s(leases) < ACCEPT_S
-        if is_bound or is_over or is_spent or len(blocks) < 3:
+        if is_bound or is_over or is_spent or len(last["commitments"]) < 3:
             return None
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
             return None
         _looked_s[self.handle["job"]] = time.monotonic()
         try:
-            found = self._better_offer(last, leases, terms)
+            found = self._better_offer(leases, terms)
             if found is None or not self._can_move(found[1], last, self.left_s(leases), terms):
                 return None
         except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
@@ -210,7 +201,7 @@ class RentedRun:
                 f"{last['offer_id']}"
             )
             self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
-            return self._next(leases_of(self.client, self.handle["job"]), restarts, why, preferred=name)
+            return self._next(leases_of(self.client, self.handle["job"]), why, preferred=name)
         return None
 
     def _can_move(self, go: Match, last: dict[str, Any], left_s: float, terms: Terms) -> bool:
@@ -241,14 +232,13 @@ class RentedRun:
         has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
         return has + max(0, int(last["escrow"]) - stays) >= deposit + forwarding
 
-    def _better_offer(
-        self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
-    ) -> tuple[Match, Match] | None:
+    def _better_offer(self, leases: list[dict[str, Any]], terms: Terms) -> tuple[Match, Match] | None:
         """The rest of a run where it is, and at the offer that it should move to; None: it stays.
 
         Raises:
             StokerError, ValueError, ArithmeticError, LookupError, TypeError: what there is cannot be read.
         """
+        last = leases[-1]
         listed, records = listed_offers(
             [  # the one that it runs on is taken
                 {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
@@ -295,8 +285,9 @@ class RentedRun:
         mine = leases[int(self.handle["first"]) :]
         return float(self.handle["limit_s"]) - sum(counted_s(lease) for lease in mine if not lease["outcome"])
 
-    def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
+    def _next(self, leases: list[dict[str, Any]], why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
+        restarts = self._restarts(leases)
         if is_run_stopped(leases[-1]):
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no lease: {why}", restarts=restarts)
         if len(leases) >= MOST_LEASES:
@@ -708,9 +699,9 @@ def leases_of(client: PoolClient, job: str) -> list[dict[str, Any]]:
     while len(found) < MOST_LEASES:
         try:
             lease = client.lease(f"{job}.{len(found)}")
+        except Missing:
+            break
         except Refused as refused:
-            if refused.http_status == _NO_SUCH_LEASE:
-                break
             raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
         if lease["renter"] != client.key.public:
             raise PlaceFailed(

@@ -15,15 +15,8 @@ from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, escrow_of
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Event, Offer, Refused
 from stoker.pool.fair_use import WaitingRequest
-from stoker.pool.gang import (
-    Gang,
-)
-from stoker.pool.joint_probe import (
-    PROBES_TO_MARK,
-    Clash,
-    Pair,
-    blocked_by,
-)
+from stoker.pool.gang import Gang
+from stoker.pool.joint_probe import PROBES_TO_MARK, Clash, Pair, blocked_by
 from stoker.pool.lease import Lease
 from stoker.pool.pair_links import KEPT_S, StatedLink
 

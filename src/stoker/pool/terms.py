@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.errors import BadJob
 from stoker.launching.launcher import Handle, LaunchTarget
@@ -34,6 +34,8 @@ from stoker.pool.matching import (
 )
 from stoker.pool.state import ListedOffer
 from stoker.units import parse_duration, parse_money
+
+Default = TypeVar("Default", int, None)
 
 FORECASTS, IDENTITY, EXCHANGES = "forecasts", "identity", "exchanges"
 """Options that `renting.with_forecasts` adds."""
@@ -152,17 +154,13 @@ class Terms:
             pool=options.get("pool", ""),
             key=options.get("key", "default"),
             verify=_share(options.get("verify", "5%")),
-            bond=round(parse_money(options["bond"], "--place-option bond") * 1e6) if "bond" in options else None,
+            bond=_micro_credits(options, "bond", None),
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")),
             isolation=isolation,
-            value_per_hour=round(parse_money(options["value"], "--place-option value") * 1e6)
-            if "value" in options
-            else cls.value_per_hour,
+            value_per_hour=_micro_credits(options, "value", cls.value_per_hour),
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
-            most_forwarding=round(parse_money(options["forwarding"], "--place-option forwarding") * 1e6)
-            if "forwarding" in options
-            else 0,
+            most_forwarding=_micro_credits(options, "forwarding", 0),
             is_p2p=options.get("p2p", "yes") != "no",
             may_move=options.get("move", "yes") != "no",
             wait_s=parse_duration(options["wait"], "--place-option wait") if "wait" in options else 0.0,
@@ -185,6 +183,11 @@ class Terms:
             key=str(handle["key"]),
             num_devices=int(handle.get("num_devices", 1)),
         )
+
+
+def _micro_credits(options: Mapping[str, str], name: str, default: Default) -> int | Default:
+    """An amount of money that an option states [micro-credits]; the default where it is not given."""
+    return round(parse_money(options[name], f"--place-option {name}") * 1e6) if name in options else default
 
 
 def _agents(text: str) -> int:

@@ -13,18 +13,18 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob, BadRun, StokerError, first_line
 from stoker.pool import events as on
+from stoker.pool.answers import typed_lease
 from stoker.pool.contract.escrow_contract import EscrowContract, Sent, Terms, connected, lease_name
 from stoker.pool.contract.signers import signer_of
 from stoker.pool.escrow import least_deadline_s
 from stoker.pool.events import Draft, Refused
 from stoker.pool.lease import CHAIN_PREFIX, Lease, Settlement
 from stoker.pool.state import State
-from stoker.records.codec import from_json
 
 if TYPE_CHECKING:
     from stoker.pool.client import PoolClient
@@ -138,27 +138,22 @@ class Custody:
 
     # ---------------------------------------------------------------------------------------------------------- leases
 
-    def terms_of(self, renter: str, body: on.Opened) -> Terms:
-        """What the contract has of a lease that `renter`, a key of the pool, opens."""
-        return self._terms(renter, body.lease_id, body.contract, body.rate_per_hour, body.deposit, body.bond)
-
     def terms(self, lease: Lease) -> Terms:
         """What the contract has of a lease."""
-        return self._terms(lease.renter, lease.lease_id, lease.contract, lease.rate_per_hour, lease.deposit, lease.bond)
+        return self.terms_of(lease.renter, lease)
 
-    def _terms(
-        self, renter: str, lease_id: str, contract: on.ContractTerms | None, rate: int, deposit: int, bond: int
-    ) -> Terms:
-        if contract is None:
-            raise Refused(f"lease {lease_id} has no escrow in a contract")
+    def terms_of(self, renter: str, body: on.Opened | Lease) -> Terms:
+        """What the contract has of a lease that `renter`, a key of the pool, opens."""
+        if (contract := body.contract) is None:
+            raise Refused(f"lease {body.lease_id} has no escrow in a contract")
         return Terms(
             renter=contract.payer,
             agent=contract.payee,
             cosigner=contract.cosigner,
-            rate_per_hour=rate,
-            deposit=deposit,
-            bond=bond,
-            name=lease_name(self.pool, renter, lease_id),
+            rate_per_hour=body.rate_per_hour,
+            deposit=body.deposit,
+            bond=body.bond,
+            name=lease_name(self.pool, renter, body.lease_id),
             deadline_s=contract.deadline_s,
         )
 
@@ -241,7 +236,7 @@ class Custody:
             Refused: there is no such deposit, or the bond is not covered.
             BadJob: its terms would not pay.
         """
-        lease = lease_of(document)
+        lease = typed_lease(document)
         terms, now_s = self.terms(lease), self.contract.now_s()
         if terms.agent != self.address or terms.cosigner != self.contract.arbiter:
             raise BadJob(f"it pays {terms.agent} by vouchers of {terms.cosigner}, and not {self.address} by the pool's")
@@ -324,12 +319,6 @@ def parts_of(settlement: Settlement) -> tuple[int, int, list[tuple[str, int]]]:
     """Pay, what is cut of the bond, and fees by address."""
     fees = [(account.removeprefix(CHAIN_PREFIX), fee) for account, fee in settlement.fees]
     return settlement.pay, settlement.slashed, fees
-
-
-def lease_of(document: Mapping[str, Any]) -> Lease:
-    """A lease out of the control plane's answer."""
-    names = {field.name for field in fields(Lease)}
-    return from_json({name: value for name, value in document.items() if name in names}, Lease)
 
 
 def differing_roots(contract: EscrowContract, roots: Iterable[on.Anchored]) -> tuple[int, str]:

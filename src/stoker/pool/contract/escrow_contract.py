@@ -342,13 +342,10 @@ class EscrowContract:
         return self._sent(name, self._contract.functions[name](*arguments))
 
     def _sent(self, name: str, function: Any) -> Sent:
-        if self.signer is None:
-            raise BadJob(
-                f"{name!r} needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer."
-            )
+        signer = self._signer(repr(name))
         with _sentences(name), self._turn:  # one at a time: transactions of an account are numbered
-            transaction = function.build_transaction(_sender(self.web3, self.signer))
-            digest = self.signer.send(self.web3, transaction)
+            transaction = function.build_transaction(_sender(self.web3, signer))
+            digest = signer.send(self.web3, transaction)
             try:
                 receipt = self.web3.eth.wait_for_transaction_receipt(cast("Any", digest), timeout=_RECEIPT_S)
             except TimeExhausted as problem:
@@ -396,10 +393,11 @@ class EscrowContract:
             return ""
         return str(found).lower()
 
-    def _signer(self) -> Signer:
+    def _signer(self, what: str = "signing") -> Signer:
+        """The signer; raises BadJob where `what` needs one and there is none."""
         if self.signer is None:
             raise BadJob(
-                "signing needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer."
+                f"{what} needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer."
             )
         return self.signer
 

@@ -11,25 +11,10 @@ from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.events import CLOCK_WINDOW_S, Event, Refused
 from stoker.pool.rules import disputes, leases, market
-from stoker.pool.rules.deciders import DECIDERS
+from stoker.pool.rules.deciders import BY_OPERATOR, DECIDERS
 from stoker.pool.state import Change, State
 
 __all__ = ["apply", "decide", "disputes", "leases", "market"]
-
-_BY_OPERATOR = (
-    on.Deposited,
-    on.Suspected,
-    on.Lost,
-    on.Challenged,
-    on.Slashed,
-    on.Refunded,
-    on.Anchored,
-    on.TeamMade,
-    on.Preempting,
-    on.Forwarded,
-    on.Probed,
-    on.Dismissed,
-)
 
 
 def apply(state: State, event: Event) -> None:
@@ -78,7 +63,7 @@ def decide(state: State, event: Event) -> Change:
             f"the key {escrow.short(event.actor)} is not admitted to this pool",
             remedy=f"Its operator admits it: stoker pool wallet --grant {event.actor}=0.",
         )
-    if isinstance(body, _BY_OPERATOR) and event.actor != state.operator:
+    if type(body) in BY_OPERATOR and event.actor != state.operator:
         raise Refused(f"only the pool's own key signs {event.kind!r}")
     change = DECIDERS[type(body)](state, event, body)
     state.accounts.require_covered(change.all_transfers)

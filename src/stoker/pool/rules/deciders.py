@@ -15,13 +15,17 @@ from stoker.pool.state import Change, State
 
 Decider = Callable[[State, Event, Any], Change]
 DECIDERS: dict[type[Body], Decider] = {}
+BY_OPERATOR: set[type[Body]] = set()
+"""Kinds of events that only the pool's own key signs."""
 
 
-def decides(kind: type[Body]) -> Callable[[Decider], Decider]:
-    """Register the decider of a kind of event."""
+def decides(kind: type[Body], *, by_operator: bool = False) -> Callable[[Decider], Decider]:
+    """Register the decider of a kind of event; `by_operator`: only the pool's own key signs it."""
 
     def register(decider: Decider) -> Decider:
         DECIDERS[kind] = decider
+        if by_operator:
+            BY_OPERATOR.add(kind)
         return decider
 
     return register

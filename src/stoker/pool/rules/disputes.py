@@ -34,7 +34,7 @@ def drawn_blocks(lease: Lease, draw: str) -> list[int]:
     return sorted(random.Random(draw).sample(range(num_blocks), count))
 
 
-@decides(on.Challenged)
+@decides(on.Challenged, by_operator=True)
 def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("challenged")
@@ -193,7 +193,7 @@ def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, silent_s: f
     return "silent" if search.verifier.has_given_up or is_late else None
 
 
-@decides(on.Dismissed)
+@decides(on.Dismissed, by_operator=True)
 def _dismissed(state: State, event: Event, body: on.Dismissed) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("dismissed")
@@ -223,7 +223,7 @@ def _disputed(state: State, event: Event, body: on.Disputed) -> Change:
     return Change(lease=after)
 
 
-@decides(on.Slashed)
+@decides(on.Slashed, by_operator=True)
 def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("slashed")
@@ -245,7 +245,7 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
     )
 
 
-@decides(on.Refunded)
+@decides(on.Refunded, by_operator=True)
 def _refunded(state: State, _: Event, body: on.Refunded) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("refunded")

@@ -258,7 +258,7 @@ def _sent(state: State, event: Event, body: on.Sent) -> Change:
     return Change(lease=with_message(state, lease.after("sent"), body))
 
 
-@decides(on.Suspected)
+@decides(on.Suspected, by_operator=True)
 def _suspected(state: State, event: Event, body: on.Suspected) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("suspected")
@@ -266,7 +266,7 @@ def _suspected(state: State, event: Event, body: on.Suspected) -> Change:
     return Change(lease=after)
 
 
-@decides(on.Lost)
+@decides(on.Lost, by_operator=True)
 def _lost(state: State, event: Event, body: on.Lost) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("lost")
@@ -287,7 +287,7 @@ def _reclaiming(state: State, event: Event, body: on.Reclaiming) -> Change:
     return Change(lease=replace(after, reclaim_by_s=body.by_s))
 
 
-@decides(on.Preempting)
+@decides(on.Preempting, by_operator=True)
 def _preempting(state: State, event: Event, body: on.Preempting) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("preempting")

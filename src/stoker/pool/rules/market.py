@@ -21,7 +21,7 @@ MOST_WAITING, MOST_WAIT_S = 16, 600.0
 """Requests of one key that wait, and how long before they are posted again [s]."""
 
 
-@decides(on.Deposited)
+@decides(on.Deposited, by_operator=True)
 def _deposited(state: State, _: Event, body: on.Deposited) -> Change:
     assert state.rules is not None
     if state.rules.contract and body.amount:
@@ -71,7 +71,7 @@ def _withdrawn(state: State, event: Event, body: on.Withdrawn) -> Change:
     return Change(gone_offer=body.offer_id)
 
 
-@decides(on.Probed)
+@decides(on.Probed, by_operator=True)
 def _probed(state: State, event: Event, body: on.Probed) -> Change:
     standing = []
     for times in body.offers:
@@ -113,7 +113,7 @@ def _linked(state: State, event: Event, body: on.Linked) -> Change:
     return Change(linked=(((event.actor, body.other), link),))
 
 
-@decides(on.Anchored)
+@decides(on.Anchored, by_operator=True)
 def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
     if body.first != state.first_unanchored or not body.first <= body.last < event.seq:
         raise Refused(f"the next root is of events from {state.first_unanchored} on, up to {event.seq - 1} at most")
@@ -122,7 +122,7 @@ def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
     return Change(anchored=body)
 
 
-@decides(on.Forwarded)
+@decides(on.Forwarded, by_operator=True)
 def _forwarded(state: State, _: Event, body: on.Forwarded) -> Change:
     lease = state.lease(body.lease_id)
     if body.blob not in lease.blobs or body.blob in lease.forwarded:
@@ -147,7 +147,7 @@ def _forwarded(state: State, _: Event, body: on.Forwarded) -> Change:
     return Change(transfers=(Transfer(lease.renter, state.operator, fee),), lease=lease)
 
 
-@decides(on.TeamMade)
+@decides(on.TeamMade, by_operator=True)
 def _team(state: State, _: Event, body: on.TeamMade) -> Change:
     taken = {member: team.team for team in state.teams.values() for member in team.members if team.team != body.team}
     if both := [member for member in body.members if member in taken]:
