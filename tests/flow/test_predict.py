@@ -194,6 +194,17 @@ def test_bad_rows_are_set_aside(tmp_path: Path) -> None:
     assert {line["source"] for line in lines} == {str(path)}
 
 
+def test_nan_for_a_model_that_was_not_proved_with_it_is_warned_of(tmp_path: Path) -> None:
+    """OpenVINO's ReLU makes 0 of it: such a row got a class, where PyTorch has NaN, without a word."""
+    model, values = _model(tmp_path), vectors(4)
+    values[1, 3] = np.nan
+    events: list[PredictionEvent] = []
+    path = write_parquet(tmp_path / "in.parquet", values)
+    api.predict(model, [path], tmp_path / "out", PredictOptions(allow_nan=True), sink=events.append)
+    (warned,) = [event.fields["message"] for event in events if event.kind == "warned"]
+    assert "no example that model was exported with has NaN" in warned
+
+
 def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -> None:
     """The limit may change: what was done before is kept."""
     model = _model(tmp_path)
