@@ -45,8 +45,8 @@ class HuggingFace(IndexedSource):
         self._has_format = dataset.format["type"] is not None
         if self._has_format and form != image_form(None, 3, "stretch", None, None):
             raise BadJob(
-                f"{name} has a format or transform of its own, which makes its images: size, channels, resize, mean and "
-                "std would have no effect",
+                f"{name} has a format or transform of its own, which makes its images: size, channels, resize, mean "
+                "and std would have no effect",
                 remedy="Leave them out, or take the format off: dataset.with_format(None).",
             )
         self._kinds = {column: _kind(dataset.features[column]) for column in self.columns}
