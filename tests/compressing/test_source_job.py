@@ -12,7 +12,7 @@ from torch import nn
 
 import stoker
 from stoker.compressing import source_job
-from stoker.compressing.compress import _metric_of
+from stoker.compressing.compress import _material, _metric_of
 from stoker.compressing.source_job import Pruner, _rows, channel_scores, metric_of_job, stored_as
 from stoker.errors import BadJob
 from stoker.exporting import job_inputs
@@ -257,3 +257,33 @@ def test_labels_that_the_model_shifts_are_shifted_for_its_metric(loss: str, hits
     scores = np.eye(6, dtype=np.float32)[tokens + 1]  # of the next token
     metric = metric_of_job(job_with(model=lambda: Shifting(2, 1), loss=loss, metrics=["token_accuracy"]))
     assert metric.scores({"logits": scores}, tokens, 1).tolist() == [hits]
+
+
+def test_labels_that_the_loss_leaves_out_count_as_in_training(tmp_path: Path) -> None:
+    """Counted as wrong, or padding as right, they would hide what a candidate loses of the others."""
+    inputs, labels = torch.zeros(24, 2), torch.tensor([0, 1, 2, 7] * 6)
+    job = job_with(
+        model=lambda: nn.Linear(2, 3),
+        data=(inputs, labels),
+        valid=(inputs, labels),
+        loss=nn.CrossEntropyLoss(ignore_index=7),
+        metrics=["accuracy"],
+    )
+    spec = TensorSpec(name="input", datatype="FP32", shape=("batch", 2))
+    source = tiny_artifact(tmp_path, inputs=(spec,), takes_prepared=True)
+    material, _ = _material(source, job, None, None, 0, allow_nan=False)
+    judged = np.concatenate([cast("Any", rows.targets) for rows in (material.selection, material.acceptance)])
+    assert sorted(judged.tolist()) == [0] * 6 + [1] * 6 + [2] * 6
+
+    tokens = torch.tensor([[0, 1, 2, 7]] * 8 + [[7, 7, 7, 7]] * 8)
+    job = job_with(
+        data=(torch.zeros(16, 2), tokens),
+        valid=(torch.zeros(16, 2), tokens),
+        loss=nn.CrossEntropyLoss(ignore_index=7),
+        metrics=["token_accuracy"],
+    )
+    material, metric = _material(source, job, None, None, 0, allow_nan=False)
+    rows = len(material.acceptance)
+    assert rows + len(material.selection) == 8
+    scores = np.eye(8, dtype=np.float32)[np.array([[0, 1, 3, 7]] * rows)]
+    assert metric.scores({"output": scores}, material.acceptance.targets, rows) == pytest.approx([2 / 3] * rows)

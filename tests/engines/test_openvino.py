@@ -1,6 +1,7 @@
 """OpenVINO as an engine."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from stoker.artifacts import dtype_of
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, load, load_graph
 from stoker.errors import BadArtifact, ServiceError
-from stoker.records import TensorSpec
+from stoker.records import Datatype, TensorSpec
 from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 from tests.engines.conformance import EngineConformance, graph_of
 
@@ -85,3 +86,43 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
     """The remedy names the engine whose place it is."""
     with pytest.raises(BadArtifact, match="onnxruntime"):
         load(tiny_artifact(tmp_path, engine="openvino"), where="cuda")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "numbers", "least", "greatest"),
+    [
+        ([("Mod", "x", "c", "y")], {"c": 1000}, -(2**24), 2**24),
+        ([("Div", "x", "c", "y")], {"c": 3}, -(2**24), 2**24),
+        ([("Less", "x", "c", "b"), ("Where", "b", "x", "c", "y")], {"c": 1_600_000_000}, -(2**24), 2**24),
+        ([("ReduceMax", "x", "a", "y")], {"a": [0]}, -(2**24), 2**24),
+        ([("Mul", "x", "f", "p"), ("Mod", "p", "c", "y")], {"f": 1001, "c": 1000}, -(2**24 // 1001), 2**24 // 1001),
+        ([("Sub", "x", "f", "p"), ("Div", "p", "c", "y")], {"f": 1_600_000_000, "c": 7}, 1_583_222_784, 1_616_777_216),
+        ([("Sub", "f", "x", "p"), ("Div", "p", "c", "y")], {"f": 1_600_000_000, "c": 7}, 1_583_222_784, 1_616_777_216),
+        ([("Mul", "x", "f", "y")], {"f": 1000}, -2_147_483, 2_147_483),
+        ([("Sub", "x", "c", "y")], {"c": 7}, -(2**31) + 7, 2**31 - 1),
+    ],
+    ids=["remainder", "quotient", "comparison", "largest", "hash", "days", "age", "product", "difference"],
+)
+@pytest.mark.parametrize("datatype", ["INT32", "INT64"])
+def test_whole_numbers_are_exact_or_refused(
+    tmp_path: Path,
+    nodes: list[tuple[str, ...]],
+    numbers: dict[str, Any],
+    least: int,
+    greatest: int,
+    datatype: Datatype,
+) -> None:
+    """OpenVINO compares and divides in float32: 100,000,001 would have the remainder, and the row, of 100,000,000."""
+    kind, dtype = TensorProto.DataType.Value(datatype), dtype_of(datatype)
+    made = [helper.make_node(name, operands[:-1], operands[-1:]) for name, *operands in nodes]
+    constants = {name: np.array(value, np.int64 if name == "a" else dtype) for name, value in numbers.items()}
+    path = graph_of(tmp_path / "g.onnx", made, {"x": kind}, {"y": kind}, constants)
+    specs = [TensorSpec(name=name, datatype=datatype, shape=("batch",)) for name in "xy"]
+    graph = Graph(path=path, precision="fp32", inputs=(specs[0],), outputs=(specs[1],))
+    (engine,), (other,) = load_graph("openvino", graph), load_graph("onnxruntime", graph)
+    for first in (least, -3, greatest - 8):
+        asked = {"x": np.clip(np.arange(first, first + 9), least, greatest).astype(dtype)}
+        assert engine.run(asked)["y"].tolist() == other.run(asked)["y"].tolist()
+    for beyond in {least - 1, greatest + 1} & set(range(-(2**31), 2**31)) - {-(2**31) + 6}:
+        with pytest.raises(ServiceError, match="openvino is exact for numbers from"):
+            engine.run({"x": np.full(3, beyond, dtype)})

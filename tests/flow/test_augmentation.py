@@ -43,13 +43,13 @@ def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path) -> N
 def test_what_stands_for_augmentation_in_evaluation_is_part_of_the_exported_model(tmp_path: Path) -> None:
     """Crops take the middle, and standardising stays: bytes go in as they are stored."""
     t, pixels = stoker.transforms, torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8)
-    crop, normalize = t.RandomCrop(6), t.Normalize(0.25, 0.5)
+    crop, spread, normalize = t.RandomCrop(6), t.Autocontrast(), t.Normalize(0.25, 0.5)
     data = pixels, torch.arange(60) % 10
     job = job_in(
         tmp_path,
         data=data,
         valid=data,
-        augment=[t.RandomFlip(), crop, normalize],
+        augment=[t.RandomFlip(), crop, t.Posterize(5), t.Solarize(0.75), spread, normalize],
         mix=None,
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
     )
@@ -58,5 +58,6 @@ def test_what_stands_for_augmentation_in_evaluation_is_part_of_the_exported_mode
     (given,), (engine,) = artifact.manifest.inputs, load(artifact)
     assert given.datatype == "UINT8"
     with torch.no_grad():
-        wanted = run.model(job)(normalize.in_evaluation(crop.in_evaluation(pixels[:16]))).numpy()
+        toned = t.Solarize(0.75).in_evaluation(t.Posterize(5).in_evaluation(crop.in_evaluation(pixels[:16])))
+        wanted = run.model(job)(normalize.in_evaluation(spread.in_evaluation(toned))).numpy()
     assert difference(engine.run({given.name: pixels[:16].numpy()}), {"output": wanted}) < 1e-4

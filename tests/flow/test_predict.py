@@ -147,6 +147,31 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
         api.predict(model, [images], tmp_path / "other")
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_images_that_a_table_names_are_part_of_the_job(tmp_path: Path, kind: str) -> None:
+    """Painted over, or there only now, they would be answered beside answers to others; a folder of images knows it."""
+    model, names = _model(tmp_path, "images"), [f"{number}.png" for number in range(4)]
+    for number, name in enumerate(names[:3]):
+        Image.fromarray(np.full((8, 8), 50 * number, np.uint8)).save(tmp_path / name)
+    if kind == "csv":
+        table = write_lines(tmp_path / "in.csv", ["image", *names])
+    else:
+        table = tmp_path / "in.parquet"
+        structs = pa.array([{"bytes": None, "path": name} for name in names])
+        pq.write_table(pa.table({"image": structs}), table)
+    options = PredictOptions(pixels="0..1", max_bad="1", batch_rows=2, part_rows=2)
+    api.predict(model, [table], tmp_path / "out", options)
+    os.utime(tmp_path / "1.png")
+    api.predict(model, [table], tmp_path / "out", options)
+    Image.fromarray(np.full((8, 8), 7, np.uint8)).save(tmp_path / "3.png")
+    with pytest.raises(BadRun, match="its content has changed"):
+        api.predict(model, [table], tmp_path / "out", options)
+    (tmp_path / "3.png").unlink()
+    Image.fromarray(np.full((8, 8), 7, np.uint8)).save(tmp_path / "0.png")
+    with pytest.raises(BadRun, match="its content has changed"):
+        api.predict(model, [table], tmp_path / "out", options)
+
+
 def _spoilt(row: int, line: str) -> str:
     cells = line.split(",")
     spoilt = {3: cells[:2], 20: [*cells[:4], "nan", *cells[5:]], 33: ["x", *cells[1:]]}
@@ -167,6 +192,17 @@ def test_bad_rows_are_set_aside(tmp_path: Path) -> None:
         (33, "x0 is 'x', which is no number"),
     ]
     assert {line["source"] for line in lines} == {str(path)}
+
+
+def test_nan_for_a_model_that_was_not_proved_with_it_is_warned_of(tmp_path: Path) -> None:
+    """OpenVINO's ReLU makes 0 of it: such a row got a class, where PyTorch has NaN, without a word."""
+    model, values = _model(tmp_path), vectors(4)
+    values[1, 3] = np.nan
+    events: list[PredictionEvent] = []
+    path = write_parquet(tmp_path / "in.parquet", values)
+    api.predict(model, [path], tmp_path / "out", PredictOptions(allow_nan=True), sink=events.append)
+    (warned,) = [event.fields["message"] for event in events if event.kind == "warned"]
+    assert "no example that model was exported with has NaN" in warned
 
 
 def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -> None:

@@ -135,12 +135,13 @@ def test_what_is_not_finite_is_refused_in_binary_as_in_json(plain: BackgroundSer
 
 
 @pytest.mark.parametrize("rows", [1, 600])
-def test_a_setting_lets_it_through(rows: int, tmp_path: Path) -> None:
-    """For models to which NaN means that a value is missing."""
+def test_a_setting_lets_it_through(rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For models to which NaN means that a value is missing; of others an engine may make a number of it."""
     tiny_artifact(tmp_path, name="digits")
     body, header = binary(np.full((rows, 8), np.nan, np.float32))
     with running(tmp_path, overrides=("allow_nan=true",)) as up:
         assert ask(f"{up.started.http}/v2/models/digits/infer", body, **header)[0] == 200
+    assert "no example that digits was exported with has NaN" in caplog.text
 
 
 def test_requests_that_are_refused_before_the_model_is_asked_are_counted(tmp_path: Path) -> None:

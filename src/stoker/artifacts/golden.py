@@ -190,6 +190,14 @@ def takes_nan(golden: Golden) -> bool:
     return not all(bool(np.isfinite(array).all()) for array in floats)
 
 
+def nan_is_unproven(name: str) -> str:
+    """The warning where a model is given NaN that was not exported with it: not every engine passes it on."""
+    return (
+        f"no example that {name} was exported with has NaN or infinities: to rows that do, an engine may answer "
+        "numbers where PyTorch answers NaN; a ReLU in OpenVINO makes 0 of it"
+    )
+
+
 def has_nan(outputs: Arrays) -> bool:
     """Whether any element is not a number."""
     return any(bool(np.isnan(_numbers(array)).any()) for array in outputs.values() if not array.dtype.hasobject)

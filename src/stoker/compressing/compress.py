@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from safetensors.numpy import save_file
 
 from stoker import compressing
@@ -19,7 +20,7 @@ from stoker.artifacts.golden import takes_nan
 from stoker.compressing.candidates import GraphKind, PrunedGraph, kind_of
 from stoker.compressing.contender import CompressionTerms, Contender, Examination
 from stoker.compressing.gates import front
-from stoker.compressing.rows import TARGETS, EvaluationData, check_fit, read_rows, split_rows
+from stoker.compressing.rows import TARGETS, EvaluationData, EvaluationRows, check_fit, read_rows, split_rows
 from stoker.compressing.scores import NAMES, Metric, named
 from stoker.compressing.search import CompressionSearch, begin_search, run_search
 from stoker.devices import attached_cpu
@@ -161,6 +162,7 @@ def _material(
                 "there is no metric to keep", remedy="Give one: --metric accuracy, agreement, …, or a Python file."
             )
         chosen = _metric_of("agreement" if metric is None else metric, manifest)
+        rows = _counted(rows, chosen)
         if rows.targets is None and metric in NAMES and not chosen.is_agreement:
             raise BadJob(
                 f"{data} has no array or column {TARGETS[0]!r}, which the metric {chosen.name} needs",
@@ -178,9 +180,20 @@ def _material(
     if metric is None:
         metric = compressing.source_job.metric_of_job(job) if validation.targets is not None else "agreement"
     chosen = _metric_of(metric, manifest)
+    if chosen.ignored is not None:
+        chosen = dataclasses.replace(chosen, ignored=compressing.source_job.label_left_out(job))
+    validation = _counted(validation, chosen)
     training = check_fit(training, manifest, "training data", allow_nan=allow_nan)
     validation = check_fit(validation, manifest, "validation data", allow_nan=allow_nan)
     return split_rows(training, validation, seed=seed, calibration=CALIBRATION_ROWS), chosen
+
+
+def _counted(rows: EvaluationRows, metric: Metric) -> EvaluationRows:
+    """The rows with a label that the metric counts."""
+    labels = rows.targets
+    if metric.ignored is None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
+        return rows
+    return rows.take(np.flatnonzero((labels != metric.ignored).reshape(len(labels), -1).any(axis=1)))
 
 
 def _metric_of(metric: str | Path | Metric, manifest: Manifest) -> Metric:

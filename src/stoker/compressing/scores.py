@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 from stoker.artifacts.dtypes import Arrays
 from stoker.artifacts.golden import is_filled_in
 from stoker.errors import BadJob, first_line, nearest
+from stoker.loading.lengths import IGNORED_TARGET
 from stoker.records.compression import Interval
+from stoker.stepping.named_losses import ACCURACIES
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
@@ -147,7 +149,7 @@ class Metric:
     """A metric: the mean of the values that `per_row` gives, none above `highest`.
 
     With `is_agreement` the targets are the original's answers, by output. With `takes_names` `per_row` is given outputs
-    by name also where there is one.
+    by name also where there is one. Labels of `ignored` do not count, as in training; None: all targets do.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Metric:
     highest: float = float("inf")
     is_agreement: bool = False
     takes_names: bool = False
+    ignored: int | None = None
 
     def scores(self, outputs: Arrays, targets: Array | None, rows: int) -> Scores:
         """One finite score a row [N], higher is better.
@@ -165,6 +168,8 @@ class Metric:
         """
         try:
             is_single = len(outputs) == 1 and not self.takes_names
+            if self.ignored is not None and isinstance(targets, np.ndarray) and targets.dtype.kind in "iu":
+                targets = np.where(targets == self.ignored, IGNORED_TARGET, targets.astype(np.int64))
             values = self.per_row(next(iter(outputs.values())) if is_single else outputs, targets)
             scores = np.asarray(values, dtype=np.float64)
         except Exception as error:
@@ -348,4 +353,5 @@ def named(name: str, labelled: Collection[str] = ()) -> Metric:
     if name not in _NAMED:
         raise BadJob(f"{name!r} is no metric. {nearest(name, NAMES)}")
     per_row, lower = _NAMED[name]
-    return Metric(name, per_row, lower, float("inf") if lower else 1.0)
+    ignored = IGNORED_TARGET if name in (*ACCURACIES, "cross_entropy") else None
+    return Metric(name, per_row, lower, float("inf") if lower else 1.0, ignored=ignored)

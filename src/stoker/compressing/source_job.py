@@ -30,6 +30,7 @@ from stoker.jobs import Job
 from stoker.jobs.metrics import metric_name, says_lower_is_better
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import cut
+from stoker.loading.lengths import IGNORED_TARGET, ignored_target
 from stoker.loading.order import KeyedPermutation, RandomStream, generators_kept, key_of
 from stoker.loading.samples import Samples
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
@@ -134,6 +135,12 @@ def metric_of_job(job: Job) -> Metric:
         return values.detach().numpy() if isinstance(values, torch.Tensor) else values
 
     return Metric(name, per_row, is_lower_better, takes_names=True)
+
+
+def label_left_out(job: Job) -> int:
+    """The label that the job's loss leaves out, and accuracies with it."""
+    ignored = ignored_target(job.objective.loss)
+    return ignored if isinstance(ignored, int) else IGNORED_TARGET
 
 
 def _of_scores(per_row: PerRow, *, is_shifted: bool) -> PerRow:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from stoker.engines.base import (
     require_names,
 )
 from stoker.engines.lookup_bounds import BOUNDS, Lookup, bounded_lookups, lookup_fault
+from stoker.engines.whole_numbers import HIGHEST, LOWEST, Range, exact_ranges
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
@@ -51,7 +53,6 @@ _TYPES: dict[str, Datatype] = {
 }
 _BF16 = dtype_of("BF16")
 _WIDE = frozenset({"INT64", "UINT64", "UINT32"})
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _TRIES = 8
 """Attempts at a request that failed because of an earlier one: OpenVINO chooses the stream, and on a busy machine may
 choose the same one several times in a row."""
@@ -68,13 +69,21 @@ class OpenVino:
     is repeated after one with another number of samples.
     """
 
-    def __init__(self, library: Any, compiled: Any, graph: Graph, lookups: Sequence[Lookup] = ()) -> None:
+    def __init__(
+        self,
+        library: Any,
+        compiled: Any,
+        graph: Graph,
+        lookups: Sequence[Lookup] = (),
+        ranges: Mapping[str, Range] = MappingProxyType({}),
+    ) -> None:
         self._library = library
         self._lookups, self._bounds = lookups, compiled.output(BOUNDS) if lookups else None
         self._request = compiled.create_infer_request()
         self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
         self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
-        self._wide = [spec.name for spec in graph.inputs if spec.datatype in _WIDE]
+        wide = {spec.name: (LOWEST, HIGHEST) for spec in graph.inputs if spec.datatype in _WIDE}
+        self._ranges: dict[str, Range] = wide | dict(ranges)
         self._fails_silently = compiled.get_property("INFERENCE_NUM_THREADS") < 2
         self._num_streams = compiled.get_property("NUM_STREAMS")
         self._answered: Arrays = {}
@@ -86,9 +95,14 @@ class OpenVino:
         for name in self._inputs:
             array = inputs[name]
             held[name] = array if array.flags.c_contiguous and array.flags.writeable else array.copy()
-        for name in self._wide:  # it computes in 32 bits on the CPU, and drops the others silently
-            if held[name].size and (held[name].min() < _LOWEST or held[name].max() > _HIGHEST):
-                raise BadValue(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
+        for name, (least, greatest) in self._ranges.items():
+            if held[name].size and (held[name].min() < least or held[name].max() > greatest):
+                raise BadValue(
+                    f"openvino computes in 32 bits, and {name!r} has numbers that need more"
+                    if (least, greatest) == (LOWEST, HIGHEST)
+                    else f"openvino is exact for numbers from {least:,} to {greatest:,} in {name!r}, which has others; "
+                    "exported with such examples, the model gets another engine"
+                )
         try:
             answers = self._infer(held)
         except RuntimeError as error:
@@ -208,7 +222,9 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     is_alone = graph.instances == graph.threads == 1
     try:
         model = core.read_model(graph.path)
-        lookups = bounded_lookups(model, openvino.opset13, [spec.name for spec in graph.inputs])
+        names = [spec.name for spec in graph.inputs]
+        ranges = exact_ranges(model, names)
+        lookups = bounded_lookups(model, openvino.opset13, names)
         settings = {
             # Always stated: on a CPU with bf16 the default computes fp32 graphs in bf16.
             "INFERENCE_PRECISION_HINT": hint,
@@ -238,7 +254,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
             # Of a port with several names, only the manifest's counts.
             datatypes |= {name: _TYPES.get(kind, kind) for name in names if name in known or len(names) == 1}
         require_names(graph.path, what, specs, datatypes)
-    return tuple(OpenVino(openvino, compiled, graph, lookups) for _ in range(graph.instances))
+    return tuple(OpenVino(openvino, compiled, graph, lookups, ranges) for _ in range(graph.instances))
 
 
 ENGINE = EngineRecord(

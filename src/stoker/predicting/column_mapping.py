@@ -76,9 +76,9 @@ def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False, is_wor
     if is_word:
         return f"holds {field.type}, wanted words" if sizes or _is_binary(leaf) or pa.types.is_struct(leaf) else ""
     is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
-    is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or is_struct))
+    is_image = field.is_image or (not sizes and (is_binary(leaf) or _is_string(leaf) or is_struct))
     if spec.datatype == "BYTES":
-        return "" if _is_string(leaf) or _is_binary(leaf) else f"holds {field.type}, wanted strings"
+        return "" if _is_string(leaf) or is_binary(leaf) else f"holds {field.type}, wanted strings"
     if field.is_text:
         return ""
     if is_image and not is_element:
@@ -211,7 +211,8 @@ def _is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 

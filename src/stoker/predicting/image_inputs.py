@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -19,7 +23,8 @@ from stoker.data.reading.pixel_scale import REMEDY, are_of_unit_pixels
 from stoker.data.reading.table_readers import BadImage
 from stoker.errors import BadJob
 from stoker.predicting.column_mapping import ImageShape, Input
-from stoker.records.prediction import PixelSettings
+from stoker.predicting.row_source import RowSource
+from stoker.records.prediction import PixelSettings, PredictionPart
 
 _RANGE = re.compile(r"0\.\.(1|255)")
 
@@ -98,9 +103,43 @@ def image_of(value: Any, spec: Input, shape: ImageShape, settings: PixelSettings
     return np.ascontiguousarray(values.transpose(1, 2, 0)) if shape.channels_last else values
 
 
+def _bytes_or_path(value: Any) -> Any:
+    return (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
+
+
+_ROWS_AT_ONCE = 1024
+
+
+@final
+class TableOfImages:
+    """A table with the image files that some of its columns name: they are part of its content."""
+
+    def __init__(self, table: RowSource, columns: Sequence[str]) -> None:
+        self.path, self.format = table.path, table.format
+        self.fields, self.extent, self.open = table.fields, table.extent, table.open
+        self._columns = tuple(columns)
+
+    @cached_property
+    def _files(self) -> tuple[Path, ...]:
+        extent, named = self.extent(_ROWS_AT_ONCE), dict[Path, None]()
+        with closing(self.open(self._columns)) as reader:
+            for number, offset in enumerate(extent.offsets):
+                first = number * _ROWS_AT_ONCE
+                num_rows = min(_ROWS_AT_ONCE, extent.num_rows - first)
+                rows = reader.read(PredictionPart(source=0, first_row=first, num_rows=num_rows, offset=offset))
+                for column in rows.columns.values():
+                    values = column.to_pylist() if isinstance(column, pa.Array) else column
+                    paths = (path for path in map(_bytes_or_path, values) if isinstance(path, str) and path)
+                    named |= dict.fromkeys(self.path.parent / path for path in paths)
+        return (self.path, *filter(os.path.isfile, named))
+
+    def files(self) -> Sequence[Path]:
+        """The table, and the images that are there."""
+        return self._files
+
+
 def _opened(value: Any, folder: Path) -> Image.Image:
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path")
+    value = _bytes_or_path(value)
     if value is None or value in ("", b""):
         raise ValueError("is null")
     if not isinstance(value, str | bytes):

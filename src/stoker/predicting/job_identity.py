@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def stamp_of(source: RowSource) -> str:
     for path in source.files():
         status = path.stat()
         digest.update(
-            f"{path.relative_to(source.path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(
+            f"{os.path.relpath(path, source.path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(
                 errors="surrogateescape"
             )
         )
@@ -50,7 +51,7 @@ def content_digest(source: RowSource) -> str:
         return sha256_file(files[0])
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(source.path)}\0{sha256_file(path)}\n".encode(errors="surrogateescape"))
+        digest.update(f"{os.path.relpath(path, source.path)}\0{sha256_file(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stoker.artifacts import MANIFEST, Artifact, read, read_settings, versions
 from stoker.artifacts.directory import Listing
+from stoker.artifacts.golden import nan_is_unproven, takes_nan
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, load
 from stoker.errors import BadArtifact, BadRun, RunFailed, ServiceError, StokerError
@@ -129,6 +130,9 @@ def _predicted(
             if job is None and not directory.is_fresh():
                 raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
             begun = job is not None
+            if asked.asked.allow_nan and not takes_nan(artifact.golden()):
+                message = nan_is_unproven(artifact.manifest.name)
+                sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
             if job is None:
                 job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
             check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)

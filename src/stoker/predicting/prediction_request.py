@@ -16,9 +16,9 @@ from stoker.engines import Engine, engine_record
 from stoker.errors import BadJob
 from stoker.predicting.batch_size import about_rows, choose_sizes, head_of
 from stoker.predicting.batched_inference import PredictionModel
-from stoker.predicting.column_mapping import Input, inputs_of, most_rows, parse_mapping, resolve
+from stoker.predicting.column_mapping import Input, inputs_of, is_binary, most_rows, parse_mapping, resolve
 from stoker.predicting.file_sources import NumpySource, find_sources
-from stoker.predicting.image_inputs import parse_pixels
+from stoker.predicting.image_inputs import TableOfImages, parse_pixels
 from stoker.predicting.input_conversion import fill
 from stoker.predicting.job_identity import RequestedSettings, cut, stamp_of
 from stoker.predicting.prediction_output import schema_of
@@ -100,6 +100,9 @@ def resolve_request(artifact: Artifact, names: Sequence[str], options: PredictOp
             parse_pixels(asked.pixels.values, spec)
     if not images and asked.pixels != PixelSettings():
         raise BadJob("--pixels and --resize are for images, and no input is read from images")
+    if named := [name for spec in images if (name := _named_by(spec, first, asked))]:
+        sources = tuple(source if source.format == "images" else TableOfImages(source, named) for source in sources)
+        stamps = tuple(map(stamp_of, sources))
     schema = schema_of(manifest, [first[name] for name in options.keep])
     return PredictionRequest(artifact, sources, stamps, inputs, asked, schema, parse_most_bad(options.max_bad))
 
@@ -121,6 +124,13 @@ def _may_be_image(spec: Input, fields: Mapping[str, SourceColumn], asked: Reques
     field = fields[names[0]]
     is_open = field.type is None or field.is_text
     return spec.datatype != "BYTES" and len(names) == 1 and (is_open or field.holds_images)
+
+
+def _named_by(spec: Input, fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> str | None:
+    """The column that may name files with an input's images; None if it holds them, or there can be none."""
+    field = fields[asked.columns[spec.name][0]]
+    takes_images = bool(asked.pixels.values) or spec.datatype == "UINT8"
+    return None if not takes_images or (field.type is not None and is_binary(field.type)) else field.name
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def test_labels_that_are_numbers_are_in_the_order_of_numbers(
         ("file,label\n0.png,\n", "row 0 wants a file and its class"),
         ("file,label\n0.png,\udce9\n", "row 0 wants"),
         ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already"),
+        ("file,label\n0.png,a\n./0.png,b\n", r"row 1: '\./0\.png' has a label already"),
         ("0.png,a\n1.png,b\n", r"has no header: its first line names the image '0\.png', which would be left out"),
     ],
 )

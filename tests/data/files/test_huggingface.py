@@ -138,6 +138,7 @@ def test_the_fingerprint_is_theirs_and_of_how_it_is_read() -> None:
     [
         (lambda: dataset(x=[1.0]), {"columns": ["xs"]}, "has no column 'xs'. Did you mean 'x'|Known: x"),
         (lambda: dataset(x=[1.0]).to_iterable_dataset(), {}, "a stream of theirs"),
+        (lambda: dataset(x=[1.0]).with_format("torch"), {"mean": 0.5, "std": 0.25}, "mean and std would have no"),
         (lambda: [1, 2], {}, "takes a datasets.Dataset; a list is no such dataset"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.loading.transforms import Autocontrast, Posterize, Solarize
+from stoker.loading.transforms import Autocontrast, OneOf, Posterize, RandomFlip, Solarize, Sometimes, for_evaluation
 from tests.loading.transforms.pictures import draw_for, images, one_by_one
 
 ImageOps = pytest.importorskip("PIL.ImageOps", reason="Pillow, what these are compared with, is not installed")
@@ -49,6 +49,14 @@ def test_floating_images_are_treated_like_bytes(transform) -> None:
     assert floating.dtype == torch.float32
     assert float((floating * 255 - transform(x_BCHW, draw_for(range(6))).float()).abs().max()) < 1
     assert torch.equal(transform(x_BCHW, draw_for(range(6))), one_by_one(transform, x_BCHW))
+
+
+@pytest.mark.parametrize("transform", [Posterize(3), Solarize(0.3), Autocontrast()])
+def test_what_every_image_gets_in_training_it_gets_in_evaluation(transform) -> None:
+    """A model trained on spread contrast alone would be judged, and served, by images it never saw."""
+    x_BCHW, draw = images((6, 3, 5, 5)), draw_for(range(6))
+    (kept,) = for_evaluation([RandomFlip(), transform, Sometimes(transform), OneOf([transform, []])])
+    assert torch.equal(kept(x_BCHW, draw), transform(x_BCHW, draw))
 
 
 @pytest.mark.parametrize(("transform", "value"), [(Posterize, 0), (Posterize, 9), (Solarize, 1.5)])

@@ -43,6 +43,12 @@ class HuggingFace(IndexedSource):
         self.form = form
         self._fingerprint = str(dataset._fingerprint)  # noqa: SLF001 - what their library itself identifies data by
         self._has_format = dataset.format["type"] is not None
+        if self._has_format and form != image_form(None, 3, "stretch", None, None):
+            raise BadJob(
+                f"{name} has a format or transform of its own, which makes its images: size, channels, resize, mean "
+                "and std would have no effect",
+                remedy="Leave them out, or take the format off: dataset.with_format(None).",
+            )
         self._kinds = {column: _kind(dataset.features[column]) for column in self.columns}
         self._dtypes = {column: _dtype(dataset.features[column]) for column in self.columns}
         self.dataset = dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -347,7 +348,8 @@ def _labelled(path: Path, root: Path) -> Iterator[tuple[str, str]]:
             if record.fault or not (name and label and is_utf8(label)):
                 reason = record.fault.words if record.fault else f"wants a file and its class, and has {record.fields}"
                 raise BadJob(f"{path}: row {row} {reason}", remedy="Give a file and its class in each row.")
-            if name in seen:
+            place = os.path.normpath(root / name)  # a.png and ./a.png are one file
+            if place in seen:
                 raise BadJob(f"{path}: row {row}: {name!r} has a label already", remedy="Leave one of them out.")
-            seen.add(name)
+            seen.add(place)
             yield name, label

@@ -193,6 +193,10 @@ class Posterize:
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images in steps of colour."""
+        return self.in_evaluation(x_BCHW)
+
+    def in_evaluation(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The same: nothing is drawn."""
         require_images(x_BCHW, "Posterize")
         bytes_BCHW = stored_colors(as_colors(x_BCHW, "Posterize"), torch.uint8)
         kept = bytes_BCHW & (0xFF << (8 - self.bits) & 0xFF)
@@ -210,6 +214,10 @@ class Solarize:
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, their bright parts turned."""
+        return self.in_evaluation(x_BCHW)
+
+    def in_evaluation(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The same: nothing is drawn."""
         require_images(x_BCHW, "Solarize")
         colors = as_colors(x_BCHW, "Solarize")
         return torch.where(colors >= self.threshold, stored_colors(1 - colors, x_BCHW.dtype), x_BCHW)
@@ -221,6 +229,10 @@ class Autocontrast:
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images with black and white in them."""
+        return self.in_evaluation(x_BCHW)
+
+    def in_evaluation(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The same: nothing is drawn."""
         require_images(x_BCHW, "Autocontrast")
         colors = as_colors(x_BCHW, "Autocontrast")
         low, high = colors.amin((2, 3), keepdim=True), colors.amax((2, 3), keepdim=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stoker import artifacts
 from stoker.artifacts import version_number
-from stoker.artifacts.golden import takes_nan
+from stoker.artifacts.golden import nan_is_unproven, takes_nan
 from stoker.errors import StokerError, first_line
 from stoker.records import Manifest, ServiceSettings, digest
 from stoker.records.codec import JSON
@@ -65,6 +65,8 @@ class ServedVersion:
         given = loaded.settings.allow_nan
         self.allow_nan = takes_nan(loaded.golden) if given is None else given
         """Whether inputs may have NaN and infinities; by default if the golden inputs have."""
+        if given and not takes_nan(loaded.golden):
+            _log.warning("%s", nan_is_unproven(name))
         self.load_s = loaded.load_s
         self._counters = Counters(name, self.version)
         self._metrics = metrics
