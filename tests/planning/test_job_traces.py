@@ -87,7 +87,7 @@ def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: 
     made: list[list[int]] = []
 
     def traces(*arguments: Any) -> Sequence[Trace]:
-        made.append([settings.micro_batch for settings in arguments[-1]])
+        made.append([settings.micro_batch for settings in arguments[3]])
         return repetition.traces_with_repetition(*arguments)
 
     monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
@@ -109,7 +109,7 @@ def test_a_micro_batch_that_cannot_be_derived_is_traced_alone_under_other_settin
     made: list[list[int]] = []
 
     def traces(*arguments: Any) -> Sequence[Trace]:
-        made.append([settings.micro_batch for settings in arguments[-1]])
+        made.append([settings.micro_batch for settings in arguments[3]])
         return repetition.traces_with_repetition(*arguments)
 
     monkeypatch.setattr(job_traces, "traces_with_repetition", traces)

@@ -21,7 +21,7 @@ from stoker.loading.fields import tensors_of
 from stoker.planning.model.trace_extrapolation import Derivation, NotDerivable, expanded
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.fake_device import can_pretend_cuda
-from stoker.profiling.tracing.repetition import traces_with_repetition
+from stoker.profiling.tracing.repetition import Tracers, traces_with_repetition
 from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
@@ -57,6 +57,7 @@ class TraceBook:
         self._derivations: dict[TraceSettings, Derivation | None] = {}
         self._not_derived: set[int] = set()
         self._shapes_of: dict[int, list[str]] = {}
+        self._tracers: Tracers = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
         """The trace under these settings.
@@ -120,7 +121,7 @@ class TraceBook:
         if not missing:
             return
         prepared = self._prepared
-        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing)
+        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing, self._tracers)
         for settings, trace in zip(missing, traces, strict=True):
             key = keys[settings]
             if key is not None and not trace.is_fallback:  # the next process may be able to pretend the target

@@ -130,10 +130,11 @@ def can_pretend_cuda() -> bool:
 
 
 @contextlib.contextmanager
-def pretending(settings: TraceSettings) -> Iterator[Pretence]:
+def pretending(settings: TraceSettings, known: FakeTensorMode | None = None) -> Iterator[Pretence]:
     """Within the block tensors are fake, on the target of `settings`; afterwards the process is restored.
 
-    So are random generators. Autograd runs in the calling thread, so that the mode sees its operations.
+    So are random generators. Autograd runs in the calling thread, so that the mode sees its operations. `known` is the
+    mode of an earlier block, whose fakes go on.
 
     Raises:
         NoDevice: the target is a GPU of unknown compute capability, which decides its kernels.
@@ -159,7 +160,7 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
             _pretend_cuda(stack, settings.capability)
         stack.enter_context(_seen_as_plain_tensors())
         with leaving_out():
-            made = _modes()[is_cuda](allow_non_fake_inputs=True)
+            made = _modes()[is_cuda](allow_non_fake_inputs=True) if known is None else known
         mode = stack.enter_context(made)
         yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
 
