@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import RunFailed
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
@@ -79,12 +79,11 @@ class TraceBook:
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
         both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
         is_derivable = is_uniform and len(both) == len(_SIZES) and settings.micro_batch not in self._not_derived
-        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
-        if is_derivable and settings.target == "cuda" and can_pretend_cuda():
-            with contextlib.suppress(BadJob):  # where one is asked for, the other soon will be: if it can be traced
-                self._make(both)
         if not is_derivable or settings in both:
             return expanded(self._traced(settings))
+        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
+        if settings.target == "cuda" and can_pretend_cuda():
+            self._make(both)
         derivation = self._derivation(*both)
         if derivation is not None:
             try:
