@@ -71,15 +71,12 @@ def traces_with_repetition(
         BadJob: as `trace_update`.
     """
     sizes = " and ".join(str(settings.micro_batch) for settings in every)
-    what, alike = (
-        f"tracing an update in {every[0].precision}, {sizes} samples",
-        dataclasses.replace(every[0], micro_batch=1),
-    )
-    kept = {} if kept is None else kept
+    what = f"tracing an update in {every[0].precision}, {sizes} samples"
+    alike, kept = dataclasses.replace(every[0], micro_batch=1), {} if kept is None else kept
     if (tracer := kept.pop(alike, None)) is not None:
         with contextlib.suppress(Exception), doing(what):  # a model that is made anew shows any real error
             traces = tracer.traces(every)
-            if tracer.goes_on and all(trace.repetition is not None for trace in traces):
+            if tracer.goes_on and _have_all(traces, tracer.shortening):
                 kept[alike] = tracer
                 return traces
     blocks = RepeatedBlocks(job, every[0].checkpointed_blocks)
@@ -91,15 +88,20 @@ def traces_with_repetition(
         if not blocks.has_shortened:
             raise
     else:
-        is_short = blocks.has_shortened and all(trace.repetition is not None for trace in traces)
-        if is_short and tracer.goes_on:
-            if len(kept) == _MOST_TRACERS:
-                del kept[next(iter(kept))]
-            kept[alike] = tracer
-        if is_short or not blocks.has_shortened:
+        if _have_all(traces, blocks):
+            if tracer.goes_on:
+                if len(kept) == _MOST_TRACERS:
+                    del kept[next(iter(kept))]
+                kept[alike] = tracer
             return traces
     with doing(f"{what}, all blocks"):
         return trace_updates(job, data, coupling, every)
+
+
+def _have_all(traces: Sequence[Trace], shortening: RepeatedBlocks | None) -> bool:
+    """Whether what was left out of a model is known in all of its traces."""
+    is_short = shortening is not None and shortening.has_shortened
+    return not is_short or all(trace.repetition is not None for trace in traces)
 
 
 @dataclasses.dataclass(frozen=True)

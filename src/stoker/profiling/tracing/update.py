@@ -104,7 +104,7 @@ class UpdateTracer:
             largest = max(largest, job.batch_size)
         # Values are not used; the end takes most memory.
         self._job = with_all_unfrozen(replace(job, batch=largest, init=None))
-        self._train, self._coupling, self._shortening = data.train, coupling, shortening
+        self._train, self._coupling, self.shortening = data.train, coupling, shortening
         self._made: tuple[TracingSession, Step, _WatchedPipeline] | None = None
         self._sample_shapes: list[torch.Size] | None = None
         self.goes_on = every[0].target == "cuda" and coupling.kind == "separable"
@@ -117,7 +117,7 @@ class UpdateTracer:
         Raises:
             BadJob: as `trace_updates`.
         """
-        train, shortening, known = self._train, self._shortening, self._made
+        train, shortening, known = self._train, self.shortening, self._made
         few_samples = [train.fetch(train.representative(FETCHED, each.micro_batch), 0) for each in every]
         indices = np.arange(max(each.micro_batch * each.parts for each in every), dtype=np.int64) % len(train)
         traces: list[Trace] = []
