@@ -37,7 +37,7 @@ from stoker.devices.malloc import apply_malloc, resident_bytes
 from stoker.errors import BadJob, DoesNotFit
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
-from stoker.planning.model.layout_forecast import LayoutForecasts
+from stoker.planning.model.layout_forecast import LayoutForecasts, LayoutNeeds
 from stoker.planning.model.run_forecast import Extents
 from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.job_profile import job_profile, model_parts
@@ -238,8 +238,9 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     def traces(settings: TraceSettings) -> Trace:
         return expanded(trace_with_repetition(job, data, SEPARABLE, settings))
 
+    needs = LayoutNeeds(layout, parts, traces)
     forecasts = LayoutForecasts(
-        layout, facts, parts, lambda _: hardware, traces, lambda _: Extents(1, 1, 0), lambda *_: links, held_bytes=held
+        needs, facts, lambda _: hardware, lambda _: Extents(1, 1, 0), lambda *_: links, held_bytes=held
     )
     return Compared(case, layout, plan, forecasts)
 

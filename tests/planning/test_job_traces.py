@@ -83,11 +83,11 @@ def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: 
 
 
 def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is made once for both, also where one of them is asked for; both are kept."""
+    """The model is made once for both; both are kept. Where one of them is asked for, the other is not made."""
     made: list[list[int]] = []
 
     def traces(*arguments: Any) -> Sequence[Trace]:
-        made.append([settings.micro_batch for settings in arguments[-1]])
+        made.append([settings.micro_batch for settings in arguments[3]])
         return repetition.traces_with_repetition(*arguments)
 
     monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
@@ -99,7 +99,7 @@ def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: 
     unkept = TraceBook(resolve_job(blobs_job()), SEPARABLE)
     unkept(on_gpu(2))
     unkept(on_gpu(10))
-    assert made == [[2, 4], [2, 4]]
+    assert made == [[2, 4], [2], [4]]
 
 
 def test_a_micro_batch_that_cannot_be_derived_is_traced_alone_under_other_settings(
@@ -109,7 +109,7 @@ def test_a_micro_batch_that_cannot_be_derived_is_traced_alone_under_other_settin
     made: list[list[int]] = []
 
     def traces(*arguments: Any) -> Sequence[Trace]:
-        made.append([settings.micro_batch for settings in arguments[-1]])
+        made.append([settings.micro_batch for settings in arguments[3]])
         return repetition.traces_with_repetition(*arguments)
 
     monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
@@ -139,7 +139,7 @@ class AtMostTwo(nn.Linear):
 
 
 def test_a_micro_batch_can_be_traced_where_others_cannot() -> None:
-    """The one that is traced along with it fails; so do those that are derived from both."""
+    """Those that are derived from it and a larger one fail."""
     of_two = TraceBook(resolve_job(blobs_job(model=lambda: AtMostTwo(6, 2))), SEPARABLE)
     assert of_two(on_gpu(2)).operations
     with pytest.raises(BadJob, match="more than two samples"):

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.planning.explanation import describe_message, describe_messages, why_slower
 from stoker.planning.model import layout_forecast, run_forecast
-from stoker.planning.model.layout_forecast import LayoutForecasts, LayoutUpdate, local_profile
+from stoker.planning.model.layout_forecast import LayoutForecasts, LayoutNeeds, LayoutUpdate, local_profile
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.planning.model.synced_batch_norm import norm_traffic, statistics_kernel
 from stoker.records import Coupling, Hardware, Layout, Occurrence, Operation, Plan, TensorShape
@@ -57,7 +57,11 @@ def forecasts(layout: Layout, kind: str = "cuda", known: Links | None = None, **
     found = links() if known is None else known
     facts = dataclasses.replace(FACTS, **changes)
     return LayoutForecasts(
-        layout, facts, PARTS, lambda _threads: hardware(kind), trace, lambda _rate: RUN, lambda _size, _stride: found
+        LayoutNeeds(layout, PARTS, trace),
+        facts,
+        lambda _threads: hardware(kind),
+        lambda _rate: RUN,
+        lambda _size, _stride: found,
     )
 
 
@@ -184,14 +188,11 @@ def test_each_process_is_charged_its_part_of_a_checkpoint() -> None:
     assert written(Layout(replicas=2, shards=2)) == pytest.approx(whole / 4, rel=0.1)
     assert whole / 2 <= written(Layout(stages=2)) < 0.9 * whole
     apart = LayoutForecasts(
-        Layout(replicas=2),
+        LayoutNeeds(Layout(replicas=2), PARTS, trace, is_local_sgd=True),
         FACTS,
-        PARTS,
         lambda _threads: hardware("cuda"),
-        trace,
         lambda _rate: RUN,
         lambda _size, _stride: links(),
-        is_local_sgd=True,
     )
     assert apart._saved_bytes(PLAN) == whole + 3 * trained
 
@@ -236,14 +237,11 @@ def test_statistics_are_gathered_by_a_sum_of_rows() -> None:
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
     """They come together after an interval."""
     found = LayoutForecasts(
-        Layout(replicas=2),
+        LayoutNeeds(Layout(replicas=2), PARTS, trace, is_local_sgd=True),
         FACTS,
-        PARTS,
         lambda _: hardware("cpu"),
-        trace,
         lambda _: RUN,
         lambda *_: links(waits=((1e-9, 1.0),)),
-        is_local_sgd=True,
     )
     assert found.traffic(PLAN) == ()
     assert found.spread(PLAN).waiting_s == 0

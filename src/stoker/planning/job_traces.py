@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import RunFailed
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
@@ -21,7 +21,7 @@ from stoker.loading.fields import tensors_of
 from stoker.planning.model.trace_extrapolation import Derivation, NotDerivable, expanded
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.fake_device import can_pretend_cuda
-from stoker.profiling.tracing.repetition import traces_with_repetition
+from stoker.profiling.tracing.repetition import Tracers, traces_with_repetition
 from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
@@ -57,6 +57,7 @@ class TraceBook:
         self._derivations: dict[TraceSettings, Derivation | None] = {}
         self._not_derived: set[int] = set()
         self._shapes_of: dict[int, list[str]] = {}
+        self._tracers: Tracers = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
         """The trace under these settings.
@@ -78,12 +79,11 @@ class TraceBook:
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
         both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
         is_derivable = is_uniform and len(both) == len(_SIZES) and settings.micro_batch not in self._not_derived
-        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
-        if is_derivable and settings.target == "cuda" and can_pretend_cuda():
-            with contextlib.suppress(BadJob):  # where one is asked for, the other soon will be: if it can be traced
-                self._make(both)
         if not is_derivable or settings in both:
             return expanded(self._traced(settings))
+        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
+        if settings.target == "cuda" and can_pretend_cuda():
+            self._make(both)
         derivation = self._derivation(*both)
         if derivation is not None:
             try:
@@ -120,7 +120,7 @@ class TraceBook:
         if not missing:
             return
         prepared = self._prepared
-        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing)
+        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing, self._tracers)
         for settings, trace in zip(missing, traces, strict=True):
             key = keys[settings]
             if key is not None and not trace.is_fallback:  # the next process may be able to pretend the target

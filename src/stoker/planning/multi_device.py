@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -49,12 +48,10 @@ from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, compiled, in_f
 from stoker.planning.planner import Planner, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
-from stoker.profiling.job_profile import model_parts
 from stoker.profiling.links import measure_links
 from stoker.records import Candidate, Decision, Device, Hardware, Layout, Plan, Profile, Rejection, Trace
 from stoker.records.hardware import Links
-from stoker.records.profile import ModelParts
-from stoker.stepping.layouts import data_problem, divided_parts, model_problem
+from stoker.stepping.layouts import data_problem, model_problem
 from stoker.stepping.layouts.compatibility import traits_of
 from stoker.stepping.layouts.context_locality import num_tokens
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
@@ -211,11 +208,6 @@ class LayoutRules:
         return None
 
 
-def _passed_through(job: Job, contents: Sequence[Content], model: nn.Module) -> object:
-    """The output of a pass of the training set's batch."""
-    return job.fields.call(model, contents[0])
-
-
 class _Found(NamedTuple):
     """Candidates, rejections, and the errors of layouts that do not fit."""
 
@@ -228,15 +220,13 @@ class LayoutCandidates:
     """The layouts of a job at a place of several devices, each with its forecasts."""
 
     def __init__(self, planner: Planner, place: Place) -> None:
-        self.planner, self.place = planner, place
+        self.planner, self.place, self._model = planner, place, planner.divided_model
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
-        self._parts: dict[Layout, ModelParts] = {}
         self._estimates: dict[Layout, float] = {}
         self._lacking: dict[Layout, str | None] = {}
         self._hardware_each = functools.cache(functools.partial(_hardware_each, place))
         self._favourite: Plan | None = None
-        self._is_local_sgd = planner.prepared.job.sync is not None
 
     @functools.cached_property
     def rules(self) -> LayoutRules:
@@ -249,15 +239,8 @@ class LayoutCandidates:
             model=prepared.model,
             profile=self.profile,
             tensor_devices=most,
-            contents=lambda: self._contents,
+            contents=lambda: self._model.contents,
         )
-
-    @functools.cached_property
-    def _contents(self) -> tuple[Content, ...]:
-        """Of each set of data a batch of one sample, as the model is given it; that of the training set first."""
-        data = self.planner.prepared.data
-        sets = [data.train, *data.held_out.values(), *([] if data.test is None else [data.test])]
-        return tuple(each.prepare(each.fetch(np.zeros(1, dtype=np.int64), 0)) for each in sets)
 
     @functools.cached_property
     def _is_long(self) -> bool:
@@ -268,7 +251,7 @@ class LayoutCandidates:
     @functools.cached_property
     def _tokens(self) -> int | None:
         """Tokens of a sample; None if samples have no such dimension."""
-        tokens = num_tokens(self._contents[0])
+        tokens = num_tokens(self._model.contents[0])
         return tokens if isinstance(tokens, int) else None
 
     @property
@@ -276,41 +259,19 @@ class LayoutCandidates:
         """The job's facts, for such devices."""
         return self.planner.profile_at(self.place)
 
-    def parts(self, layout: Layout) -> ModelParts:
-        """The model's parameters and blocks, as a layout divides them."""
-        dividing = Layout(
-            stages=layout.stages,
-            chunks=layout.chunks,
-            tensor=layout.tensor,
-            experts=layout.experts,
-            added=layout.added,
-        )
-        if dividing not in self._parts:
-            prepared = self.planner.prepared
-            call = functools.partial(_passed_through, prepared.job, self._contents)
-            self._parts[dividing] = divided_parts(self._whole_parts, prepared.model, dividing, call)
-        return self._parts[dividing]
-
-    @functools.cached_property
-    def _whole_parts(self) -> ModelParts:
-        return model_parts(self.planner.prepared.model)
-
     def forecasts(self, layout: Layout) -> LayoutForecasts:
         """Forecasts of plans under a layout."""
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = LayoutForecasts(
-                layout,
+                self._model.needs(layout),
                 self.profile,
-                self.parts(layout),
                 self._hardware_each,
-                planner.needs.trace,
                 planner.extents,
                 self.links,
                 calibrations=planner.calibrations(place),
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
                 fetch_s=planner.fetch_s,
-                is_local_sgd=self._is_local_sgd,
             )
         return self._forecasts[layout]
 
@@ -610,7 +571,7 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
-        full = OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
+        full = OptimizerFootprint.of(self._least_trace, self._model.parts(Layout()))
         plan = self._least_plan
         return dataclasses.replace(full, like=full.like * stored_share(plan.optimizer_states, plan.precision))
 
@@ -647,7 +608,7 @@ class LayoutCandidates:
                 local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
-        if block_problem(self.parts(layout), layout) is not None:
+        if block_problem(self._model.parts(layout), layout) is not None:
             local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
@@ -682,10 +643,10 @@ class LayoutCandidates:
     def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
         """A line on the cost of lockstep over these links, and what `Job(sync=…)` saves; none if it costs little."""
         layout = chosen.plan.layout
-        if not layout.is_replicated or self._is_local_sgd:
+        if not layout.is_replicated or self.planner.prepared.job.sync is not None:
             return ()
         step_s = self.forecasts(layout).spread(without_layout(chosen.plan)).compute_s
-        links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes
+        links, gradient_bytes = self.links(layout.world_size, 1), self._model.parts(layout).trained_bytes
         recommendation = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
         return (recommendation.in_words(),) if recommendation.is_needed else ()
 
@@ -723,7 +684,7 @@ class LayoutCandidates:
             )
         problem = self.rules.problem_with(layout)
         if problem is None and plan.optimizer_states == "8bit":
-            problem = block_problem(self.parts(layout), layout)
+            problem = block_problem(self._model.parts(layout), layout)
         if problem is None and plan.compile:
             problem = compile_problem(plan, layout)
         if problem is not None:

@@ -13,7 +13,7 @@ from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.planning.model.update_time import counted
-from stoker.profiling.tracing.update import trace_update, trace_updates
+from stoker.profiling.tracing.update import UpdateTracer, trace_update, trace_updates
 from stoker.records import Trace, dumps, loads
 from stoker.units import updates
 from stoker.zoo import GPT, ResNet9
@@ -390,11 +390,36 @@ def test_updates_of_several_sizes_are_traced_at_once_as_each_alone(name: str, ch
     """Storages, their order, operations and lines are equal, though the model and its state are made once."""
     job = JOBS[name]()
     every = [settings("cuda", micro_batch=size, **changed) for size in (2, 4)]
-    at_once = trace_updates(job, datasets_of(job), SEPARABLE, every)
+    tracer, without = UpdateTracer(job, datasets_of(job), SEPARABLE, every), dataclasses.replace
     alone = [trace_update(job, datasets_of(job), SEPARABLE, each) for each in every]
-    assert [dataclasses.replace(trace, took_s=0.0) for trace in at_once] == [
-        dataclasses.replace(trace, took_s=0.0) for trace in alone
+    assert [without(trace, took_s=0.0) for trace in tracer.traces(every)] == [
+        without(trace, took_s=0.0) for trace in alone
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("mlp", {"optimizer_implementation": "fused"}),
+        ("gpt", {"precision": "bf16", "checkpointed_blocks": 3}),
+        ("gpt", {"checkpointed_blocks": 3, "checkpointing": "selective", "loss_chunks": 4}),
+        ("gpt", {"precision": "bf16", "gathered_in": "bf16"}),
+        ("encoder", {"precision": "bf16"}),
+    ],
+)
+def test_a_model_that_was_traced_is_traced_in_other_sizes_as_one_that_is_made_for_them(
+    name: str, changed: dict[str, object]
+) -> None:
+    """Also in smaller and larger ones than before, after the fake device was left."""
+    job = JOBS[name]()
+    first, *later = (settings("cuda", micro_batch=size, parts=2, **changed) for size in (2, 1, 4))
+    tracer = UpdateTracer(job, datasets_of(job), SEPARABLE, [first])
+    tracer.traces([first])
+    assert tracer.goes_on
+    for each in later:
+        (trace,), alone = tracer.traces([each]), trace_update(job, datasets_of(job), SEPARABLE, each)
+        assert dataclasses.replace(trace, took_s=0.0) == dataclasses.replace(alone, took_s=0.0)
+    assert tracer.goes_on
 
 
 class LastMask(nn.Linear):
@@ -418,3 +443,14 @@ def test_what_an_update_of_a_size_makes_once_is_there_in_its_trace(parts: int) -
         assert (trace.operations, trace.occurrences) == (alone.operations, alone.occurrences)
         assert Counter(trace.storages) == Counter(alone.storages)
         assert "ones" not in {operation.name for operation in trace.operations}
+
+
+def test_a_model_that_keeps_something_for_a_size_is_made_again_for_others() -> None:
+    """Its trace would have what it keeps for the sizes before, or miss what it makes for the new one."""
+    job = make_job(lambda: LastMask(48, CLASSES), JOBS["mlp"]().data)
+    every = [settings("cuda", micro_batch=size, parts=2) for size in (2, 4)]
+    tracer = UpdateTracer(job, datasets_of(job), SEPARABLE, every)
+    tracer.traces(every[:1])
+    assert tracer.goes_on
+    tracer.traces(every[1:])
+    assert not tracer.goes_on

@@ -91,6 +91,7 @@ class GpuTimes:
     calibration: GpuCalibration
     in_step: bool = True
     _known: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _last: tuple[Operation | None, tuple[float, float]] = None, (0.0, 0.0)
 
     @classmethod
     def of(
@@ -148,6 +149,12 @@ class GpuTimes:
         return math.pow(self.sustained.power.sustained_share(peak, "fp32"), -_RECOVERY)
 
     def _time_and_error(self, operation: Operation) -> tuple[float, float]:
+        if operation is self._last[0]:  # both are asked for one after the other
+            return self._last[1]
+        self._last = operation, self._looked_up(operation)
+        return self._last[1]
+
+    def _looked_up(self, operation: Operation) -> tuple[float, float]:
         # Attributes may be lists, so an operation itself cannot be a key.
         key = (operation.name, operation.inputs, operation.outputs, operation.bytes_read, repr(operation.attributes))
         if key in self._known:

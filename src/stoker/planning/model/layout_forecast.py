@@ -113,47 +113,95 @@ def local_profile(profile: Profile, layout: Layout) -> Profile:
     )
 
 
+class LayoutNeeds:
+    """Memory and operations of updates under a layout, of one process of each kind of work; the same on every device.
+
+    Args:
+        layout: of the processes.
+        parts: the model's parameters.
+        traces: traces of updates in one process.
+        is_local_sgd: processes make their own updates and exchange weights after an interval (`Job(sync=…)`); exchanges
+            are not in the forecast of an update.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        parts: ModelParts,
+        traces: Callable[[TraceSettings], Trace],
+        *,
+        is_local_sgd: bool = False,
+    ) -> None:
+        self.layout, self.parts, self.is_local_sgd = layout, parts, is_local_sgd
+        self.axes = () if is_local_sgd else axes_of(layout)
+        self.whole: Traces = lambda settings: traces(full_states(settings))
+        self.undivided = Needs(traces)
+        # Of processes that do the same work one trace is enough.
+        self.of_ranks = {rank: Needs(functools.partial(self._rank_trace, rank=rank)) for rank in self._uneven_ranks()}
+        self._states: dict[tuple[TraceSettings, int], RankState] = {}
+
+    def state(self, settings: TraceSettings, rank: int) -> RankState:
+        """The state that a process keeps from update to update."""
+        if (settings, rank) not in self._states:
+            moments = self.moments(settings)
+            self._states[settings, rank] = rank_state(self.parts, self.layout, rank, moments)
+        return self._states[settings, rank]
+
+    def moments(self, settings: TraceSettings) -> OptimizerFootprint:
+        """What the optimiser keeps of the whole model."""
+        full = OptimizerFootprint.of(self.whole(settings), self.parts)
+        return dataclasses.replace(full, like=full.like * stored_share(settings.optimizer_states, settings.precision))
+
+    def _uneven_ranks(self) -> list[int]:
+        """One process of each kind of work."""
+        ranks = [0]
+        for axis in self.axes:
+            distance = self.layout.group(axis.name)[1]
+            places = axis.representatives(self.parts, self.layout)
+            ranks = [rank + place * distance for rank in ranks for place in places]
+        return ranks
+
+    @collector_paused()
+    def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
+        """The trace of process number `rank`."""
+        trace, parts = self.whole(settings), self.parts
+        for axis in self.axes:
+            trace = axis.trace_of(trace, parts, self.layout, rank)
+            parts = axis.held(parts, self.layout, rank)
+        return trace
+
+
 class LayoutForecasts(TracedForecasts):
     """Forecasts of plans for one layout; memory is that of the process that needs the most.
 
     Plans are those of one process: `micro_batch` are samples in a process, `threads` those of a process.
 
     Args:
-        layout: of the processes.
+        needs: memory and operations of updates under the layout.
         profile: the job's facts.
-        parts: the model's parameters.
         hardware: the device of a process, by the number of threads on a CPU.
-        traces: traces of updates in one process.
         extents: the run's extents at a rate of all processes together [samples/s].
         links_of: links of groups of processes.
         calibrations: forecasts and measurements of earlier runs on this device.
         held_bytes: memory of a process before it trains [bytes].
         fetch_s: time in which one process fetches a sample that is not in memory [s].
-        is_local_sgd: processes make their own updates and exchange weights after an interval (`Job(sync=…)`); exchanges
-            are not in the forecast of an update.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a fact of its own
+    def __init__(
         self,
-        layout: Layout,
+        needs: LayoutNeeds,
         profile: Profile,
-        parts: ModelParts,
         hardware: HardwareOf,
-        traces: Callable[[TraceSettings], Trace],
         extents: Callable[[float], Extents],
         links_of: LinksOf,
         *,
         calibrations: Sequence[Calibration] = (),
         held_bytes: int = 0,
         fetch_s: float = 0.0,
-        is_local_sgd: bool = False,
     ) -> None:
-        self.layout, self.parts, self._is_local_sgd = layout, parts, is_local_sgd
-        self._axes = () if is_local_sgd else axes_of(layout)
-        self._whole: Traces = lambda settings: traces(full_states(settings))
+        self.layout, self.parts, self._is_local_sgd = needs.layout, needs.parts, needs.is_local_sgd
+        self._axes, self._of_layout, self._ranks = needs.axes, needs, needs.of_ranks
         self._links_of = links_of
-        # Of processes that do the same work one trace is enough.
-        self._ranks = {rank: Needs(functools.partial(self._rank_trace, rank=rank)) for rank in self._uneven_ranks()}
         super().__init__(
             profile,
             hardware,
@@ -161,14 +209,12 @@ class LayoutForecasts(TracedForecasts):
             extents,
             calibrations=calibrations,
             held_bytes=held_bytes,
-            fetch_s=fetch_s / layout.sample_parts,
+            fetch_s=fetch_s / self.layout.sample_parts,
         )
-        self._local = local_profile(profile, layout)
+        self._local = local_profile(profile, self.layout)
         self._spread: dict[Plan, tuple[LayoutUpdate, UpdateTime]] = {}
-        self._whole_needs = Needs(traces)
         self._saved: dict[tuple[str, str], float] = {}
         self._residents: dict[Plan, float] = {}
-        self._states: dict[tuple[TraceSettings, int], RankState] = {}
         self._untraced: dict[Plan, Sequence[tuple[Needs, int]]] = {}
 
     def spread(self, plan: Plan) -> LayoutUpdate:
@@ -198,15 +244,7 @@ class LayoutForecasts(TracedForecasts):
 
     def state(self, plan: Plan, rank: int = 0) -> RankState:
         """The state that a process keeps from update to update."""
-        settings = self._settings(plan)
-        if (settings, rank) not in self._states:
-            moments = self._moments(settings)
-            self._states[settings, rank] = rank_state(self.parts, self.layout, rank, moments)
-        return self._states[settings, rank]
-
-    def _moments(self, settings: TraceSettings) -> OptimizerFootprint:
-        full = OptimizerFootprint.of(self._whole(settings), self.parts)
-        return dataclasses.replace(full, like=full.like * stored_share(settings.optimizer_states, settings.precision))
+        return self._of_layout.state(self._settings(plan), rank)
 
     def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
         """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.
@@ -256,11 +294,11 @@ class LayoutForecasts(TracedForecasts):
         if kind in self._saved:
             return self._saved[kind]
         layout, settings = self.layout, self._settings(plan)
-        whole = self._whole_needs.kept(settings)
+        whole = self._of_layout.undivided.kept(settings)
         if self._is_local_sgd:
             saved: float = whole + 3 * self.parts.trained_bytes
         else:
-            moments = self._moments(settings)
+            moments = self._of_layout.moments(settings)
             states = [rank_state(self.parts, layout, rank, moments) for rank in self._ranks]
             total = sum(one.num_bytes for one in self.parts.parameters) + moments.like * self.parts.trained_bytes
             share = max(state.parameters + state.optimizer for state in states) / max(1, total)
@@ -310,7 +348,7 @@ class LayoutForecasts(TracedForecasts):
             parts=self.parts,
             held=held_parts(self.parts, self.layout, 0),
             passes=self._micro_batches(plan),
-            trace=functools.partial(self._whole, self._settings(plan)),
+            trace=functools.partial(self._of_layout.whole, self._settings(plan)),
             gathered_share=self._gathered_share(plan),
         )
 
@@ -347,7 +385,7 @@ class LayoutForecasts(TracedForecasts):
         host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
         if self._has_synced_norms:  # their work on top of PyTorch's own batch norms
             work, count = (synced_norm_work, WORK_PER_NORM) if self._is_on_cpu else (statistics_kernel, SMALL_KERNELS)
-            works = map(work, batch_norms_of(self._whole(self._settings(plan))))
+            works = map(work, batch_norms_of(self._of_layout.whole(self._settings(plan))))
             norms_s = count * passes * sum(times.seconds(one) for one in works)
         overhead, meetings = host_s + norms_s, num_meetings(traffic)
         wait_s = meetings * self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
@@ -388,24 +426,6 @@ class LayoutForecasts(TracedForecasts):
 
     def _num_idle_turns(self, passes: int) -> float:
         return sum(axis.num_idle_turns(self.layout, passes) for axis in self._axes)
-
-    def _uneven_ranks(self) -> list[int]:
-        """One process of each kind of work."""
-        ranks = [0]
-        for axis in self._axes:
-            distance = self.layout.group(axis.name)[1]
-            places = axis.representatives(self.parts, self.layout)
-            ranks = [rank + place * distance for rank in ranks for place in places]
-        return ranks
-
-    @collector_paused()
-    def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
-        """The trace of process number `rank`."""
-        trace, parts = self._whole(settings), self.parts
-        for axis in self._axes:
-            trace = axis.trace_of(trace, parts, self.layout, rank)
-            parts = axis.held(parts, self.layout, rank)
-        return trace
 
     @property
     def _kinds(self) -> Sequence[Needs]:

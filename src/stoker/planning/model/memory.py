@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -246,8 +247,12 @@ def gradients_between(trace: Trace) -> int:
 def _alive_after(alive: Iterable[int], events: Iterable[int]) -> set[int]:
     """Storages alive after events of a timeline."""
     result = set(alive)
+    add, discard = result.add, result.discard
     for event in events:
-        (result.add if event > 0 else result.discard)(abs(event) - 1)
+        if event > 0:
+            add(event - 1)
+        else:
+            discard(-event - 1)
     return result
 
 
@@ -302,12 +307,12 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     """
     parts = trace.settings.parts
     share = max(micro_batches or parts, parts) / parts
-    sizes = [
-        round(storage.num_bytes * share) if storage.category == "input" and storage.born < 0 else storage.num_bytes
-        for storage in trace.storages
-    ]
+    sizes = [storage.num_bytes for storage in trace.storages]
     kept = {i for i, storage in enumerate(trace.storages) if storage.born < 0}
     made = {i for i in kept if trace.storages[i].category == "optimizer state"}
+    for i in kept:
+        if trace.storages[i].category == "input":
+            sizes[i] = round(sizes[i] * share)
     hidden: dict[int, list[int]] = {}  # births and deaths of hidden temporaries by occurrence
     temporary = [
         hidden_blocks(operation, target=trace.settings.target, capability=trace.settings.capability)
@@ -317,8 +322,8 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
         for num_bytes in temporary[one.operation]:
             sizes.append(num_bytes)
             hidden.setdefault(occurrence, []).extend((len(sizes), -len(sizes)))
-    during, end = list(_with_hidden(trace, hidden)), len(trace.occurrences)
-    alive = _alive_after(kept, (event for _, event in during))
+    during, end = _with_hidden(trace, hidden), len(trace.occurrences)
+    alive = _alive_after(kept, [event for _, event in during])
     restoring = [*(-(i + 1) for i in sorted(alive - kept)), *(i + 1 for i in sorted(kept - alive))]
     later = [*during, *((end, event) for event in restoring)]
     optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), end)
@@ -340,35 +345,32 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
         sizes=tuple(sizes),
         before=tuple(sorted(kept - made)),
         # A sort keeps the order of events of one occurrence; additions come before them.
-        first=tuple(event for _, event in sorted([*additions, *later], key=lambda timed: timed[0])),
-        later=tuple(event for _, event in later),
-        occurrences=tuple(occurrence for occurrence, _ in later),
+        first=tuple([event for _, event in sorted([*additions, *later], key=operator.itemgetter(0))]),
+        later=tuple([event for _, event in later]),
+        occurrences=tuple([occurrence for occurrence, _ in later]),
     )
 
 
-def _events(trace: Trace) -> Iterator[_Timed]:
-    """The update's own events; a death is no earlier than the events before it."""
-    now = 0
+def _with_hidden(trace: Trace, hidden: dict[int, list[int]]) -> list[_Timed]:
+    """The update's own events, none earlier than those before it, and the hidden ones.
+
+    Those are after the births of their occurrence, and before its deaths.
+    """
+    storages, end, waiting = trace.storages, len(trace.occurrences), iter(sorted(hidden))
+    timed: list[_Timed] = []
+    now, following = 0, next(waiting, end)
     for event in trace.events:
-        storage = trace.storages[abs(event) - 1]
-        if event > 0 and storage.born < 0:
+        when = storages[event - 1].born if event > 0 else storages[-event - 1].died
+        if when is not None and when > now:
+            now = when
+        elif event > 0 and when == -1:
             continue
-        when = storage.born if event > 0 else storage.died
-        now = max(now, when if when is not None else now)
-        yield now, event
-
-
-def _with_hidden(trace: Trace, hidden: dict[int, list[int]]) -> Iterator[_Timed]:
-    """The update's events, and the hidden ones after the births of their occurrence, before its deaths."""
-    waiting = sorted(hidden, reverse=True)
-    for when, event in _events(trace):
-        while waiting and (waiting[-1] < when or (waiting[-1] == when and event < 0)):
-            occurrence = waiting.pop()
-            yield from ((occurrence, one) for one in hidden[occurrence])
-        yield when, event
-    while waiting:
-        occurrence = waiting.pop()
-        yield from ((occurrence, one) for one in hidden[occurrence])
+        while following < now or (following == now and event < 0):
+            timed += ((following, one) for one in hidden[following])
+            following = next(waiting, end)
+        timed.append((now, event))
+    timed += ((occurrence, one) for occurrence in (following, *waiting) for one in hidden.get(occurrence, ()))
+    return timed
 
 
 @dataclass(frozen=True, kw_only=True)

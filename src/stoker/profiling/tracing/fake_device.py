@@ -58,6 +58,8 @@ _HOOKS_SYMBOL = "_ZN2at6detail12getCUDAHooksEv"
 _NO_CUDA = "N2at18CUDAHooksInterfaceE"
 """C++ name of the hooks of a build without CUDA, from which those of a build with CUDA are derived."""
 _META = torch.device("meta")
+_ASKS_DEVICE: Any = getattr(getattr(torch.ops.prim, "device", None), "default", None)
+"""The operation by which a tensor is asked for its device: most of what a mode sees."""
 _COMPILER = "torch._dynamo"
 _INNER_FILES = ("torch/_stats.py", "torch/_compile.py", "torch/_ops.py", "_dynamo/eval_frame.py")
 """Files of PyTorch on the stack between a C++ request for a device and a mode that answers."""
@@ -130,10 +132,11 @@ def can_pretend_cuda() -> bool:
 
 
 @contextlib.contextmanager
-def pretending(settings: TraceSettings) -> Iterator[Pretence]:
+def pretending(settings: TraceSettings, known: FakeTensorMode | None = None) -> Iterator[Pretence]:
     """Within the block tensors are fake, on the target of `settings`; afterwards the process is restored.
 
-    So are random generators. Autograd runs in the calling thread, so that the mode sees its operations.
+    So are random generators. Autograd runs in the calling thread, so that the mode sees its operations. `known` is the
+    mode of an earlier block, whose fakes go on.
 
     Raises:
         NoDevice: the target is a GPU of unknown compute capability, which decides its kernels.
@@ -159,7 +162,7 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
             _pretend_cuda(stack, settings.capability)
         stack.enter_context(_seen_as_plain_tensors())
         with leaving_out():
-            made = _modes()[is_cuda](allow_non_fake_inputs=True)
+            made = _modes()[is_cuda](allow_non_fake_inputs=True) if known is None else known
         mode = stack.enter_context(made)
         yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
 
@@ -316,16 +319,18 @@ def calling_instruction() -> tuple[int, int] | None:
 
 def answer_for_engine(func: Any) -> torch.device | None:
     """`meta` if autograd's engine asks a tensor for its device and no GPU is attached; None: answer as usual."""
-    is_question = func is torch.ops.prim.device.default and _misleads_engine
+    is_question = func is _ASKS_DEVICE and _misleads_engine
     return _META if is_question and calling_instruction() is None else None
 
 
 def answer_for_device(func: Any, args: tuple[Any, ...]) -> torch.device | None:
     """The answer if a tensor is asked for its device, as `answer_for_engine` or a fake mode gives it; else None."""
-    if func is not torch.ops.prim.device.default:
+    if func is not _ASKS_DEVICE:
         return None
+    if (answer := answer_for_engine(func)) is not None:
+        return answer
     is_known = isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation
-    return answer_for_engine(func) or (args[0].fake_device if is_known else None)
+    return args[0].fake_device if is_known else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal
@@ -65,13 +65,15 @@ _READ_ONLY = {"_fused_adam_": "grads", "_fused_adamw_": "grads", "_fused_sgd_": 
 """Arguments marked as written in the schema, but written only with a gradient scaler."""
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors among arguments or results, lists of them flattened."""
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
+            tensors += tensors_in(value)
+    return tensors
 
 
 def signature_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -102,7 +104,7 @@ def operation_of(
     given = _named_arguments(func, args, kwargs)
     inputs = list(tensors_in((args, kwargs.values())))
     written = written_arguments(func, args, kwargs)
-    outputs = [*tensors_in([out])] or written
+    outputs = tensors_in([out]) or written
     ignored = {id(tensor) for tensor in written} if name in _OVERWRITING else set()
     read = {id(tensor): _num_bytes(tensor) for tensor in inputs if id(tensor) not in ignored}
     bytes_written = 0 if name in _NEVER_FILLED else sum(map(_num_bytes, outputs))
@@ -152,7 +154,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     given = _named_arguments(func, args, kwargs)
     read_only = _READ_ONLY.get(func.overloadpacket.__name__)
     written = [name for name, is_written in _parameters(func) if is_written and name in given and name != read_only]
-    return [*tensors_in(given[name] for name in written)]
+    return tensors_in(given[name] for name in written)
 
 
 @functools.cache

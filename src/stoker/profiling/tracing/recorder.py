@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
         executed = self._additions.as_executed(func, args)
         is_in_place, func = executed is not func, executed
         out = self._run(func, args, kwargs)
-        inputs, outputs = [*tensors_in((args, kwargs.values()))], [*tensors_in([out])]
+        inputs, outputs = tensors_in((args, kwargs.values())), tensors_in([out])
         if any(output.layout in _SPARSE for output in outputs):
             raise self._sparse_problem(func)
         self._additions.note(func, out)

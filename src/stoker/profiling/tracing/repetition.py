@@ -32,7 +32,7 @@ from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
 from stoker.profiling.tracing.storages import Recording, TensorUse, TracedLoop, Widening
 from stoker.profiling.tracing.target_kernels import replaced_kernels
-from stoker.profiling.tracing.update import trace_updates
+from stoker.profiling.tracing.update import UpdateTracer, trace_updates
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.trace import NotPeriodic, prove
 from stoker.stepping.activation_checkpointing import repeated_blocks
@@ -52,29 +52,56 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
     return trace
 
 
+Tracers = dict[TraceSettings, UpdateTracer]
+"""Tracers that may go on, by the settings of their updates with a micro-batch of 1."""
+
+_MOST_TRACERS = 16
+"""Tracers that are kept."""
+
+
 @older_objects_kept()
 def traces_with_repetition(
-    job: Job, data: Datasets, coupling: Coupling, every: Sequence[TraceSettings]
+    job: Job, data: Datasets, coupling: Coupling, every: Sequence[TraceSettings], kept: Tracers | None = None
 ) -> Sequence[Trace]:
     """As `trace_with_repetition`, of several updates as of `trace_updates`.
+
+    `kept` are tracers of the same job, which is not made again for other micro-batches.
 
     Raises:
         BadJob: as `trace_update`.
     """
-    blocks = RepeatedBlocks(job, every[0].checkpointed_blocks)
     sizes = " and ".join(str(settings.micro_batch) for settings in every)
     what = f"tracing an update in {every[0].precision}, {sizes} samples"
+    alike, kept = dataclasses.replace(every[0], micro_batch=1), {} if kept is None else kept
+    if (tracer := kept.pop(alike, None)) is not None:
+        with contextlib.suppress(Exception), doing(what):  # a model that is made anew shows any real error
+            traces = tracer.traces(every)
+            if tracer.goes_on and _have_all(traces, tracer.shortening):
+                kept[alike] = tracer
+                return traces
+    blocks = RepeatedBlocks(job, every[0].checkpointed_blocks)
+    tracer = UpdateTracer(job, data, coupling, every, blocks)
     try:
         with doing(what):
-            traces = trace_updates(job, data, coupling, every, shortening=blocks)
+            traces = tracer.traces(every)
     except Exception:  # the shortened model may fail for its own reasons: the whole one shows any real error
         if not blocks.has_shortened:
             raise
     else:
-        if not blocks.has_shortened or all(trace.repetition is not None for trace in traces):
+        if _have_all(traces, blocks):
+            if tracer.goes_on:
+                if len(kept) == _MOST_TRACERS:
+                    del kept[next(iter(kept))]
+                kept[alike] = tracer
             return traces
     with doing(f"{what}, all blocks"):
         return trace_updates(job, data, coupling, every)
+
+
+def _have_all(traces: Sequence[Trace], shortening: RepeatedBlocks | None) -> bool:
+    """Whether what was left out of a model is known in all of its traces."""
+    is_short = shortening is not None and shortening.has_shortened
+    return not is_short or all(trace.repetition is not None for trace in traces)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Routing:
         if name == "index":
             asked = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
         else:
-            asked = [args[1]] if name == "masked_select" else [*tensors_in((args, kwargs.values()))]
+            asked = [args[1]] if name == "masked_select" else tensors_in((args, kwargs.values()))
         if not _is_computable(func) or not self._knows_all(asked):
             return None
         is_routed = self._is_routed(asked)
@@ -142,10 +142,10 @@ class Routing:
                 self._forget(key)
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> None:
-        is_routed = self._is_routed([*tensors_in((args, kwargs.values()))])
+        is_routed = self._is_routed(tensors_in((args, kwargs.values())))
         with unwatched():
             try:
-                real = [*tensors_in([func(*_mapped(args, self._value), **_mapped(kwargs, self._value))])]
+                real = tensors_in([func(*_mapped(args, self._value), **_mapped(kwargs, self._value))])
             except NotImplementedError:  # a GPU's kernel that a CPU lacks, such as `histc` of whole numbers
                 return
         for fake, one in zip(outputs, real, strict=True):
@@ -171,7 +171,7 @@ class Routing:
         self._routed.discard(key)
 
     def _knows_all(self, values: Any) -> bool:
-        tensors = [*tensors_in(values)]
+        tensors = tensors_in(values)
         return bool(tensors) and all(
             not is_fake(tensor)
             or not tensor.numel()

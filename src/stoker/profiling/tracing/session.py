@@ -75,7 +75,7 @@ class TracingSession:
                 run_traced(self, begin or run)
             recording = self._recorded(run, hold)
             if has_begun and not recording.is_steady:
-                recording = self._recorded(run, hold)
+                recording = dataclasses.replace(self._recorded(run, hold), is_second=True)
             if self.answers.lines_of_numbers:
                 self._require_same(recording, run, hold)
         took_s = time.perf_counter() - self.started
@@ -107,13 +107,14 @@ class TracingSession:
 
 
 @contextlib.contextmanager
-def tracing_session(settings: TraceSettings, hints: Hints | None) -> Iterator[TracingSession]:
+def tracing_session(
+    settings: TraceSettings, hints: Hints | None, known: TracingSession | None = None
+) -> Iterator[TracingSession]:
     """A fake device for `settings`, on which operations are recorded; afterwards the process is restored.
 
-    `hints` are None where the user has no way to give any.
+    `hints` are None where the user has no way to give any. `known` is a session of the same device that goes on.
     """
     started = time.perf_counter()
-    answers, lines = FakeAnswers(hints), SourceLines()
     with contextlib.ExitStack() as stack:
         # About fakes, copies and missing libraries; the real step has its own warnings.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -121,12 +122,17 @@ def tracing_session(settings: TraceSettings, hints: Hints | None) -> Iterator[Tr
         log = logging.getLogger("torch._subclasses.fake_tensor")
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True
-        pretence = stack.enter_context(pretending(settings))
+        pretence = stack.enter_context(pretending(settings, None if known is None else known.fakes.mode))
         if pretence.device.type == "cuda":
             stack.enter_context(attention_of(settings.capability))
             stack.enter_context(recurrence_of_cudnn())
             stack.enter_context(single_kernels_of_cuda())
-        recorder = stack.enter_context(Recorder(pretence.device, answers, lines))
+        if known is not None:
+            stack.enter_context(known.recorder).routing.is_assumed = False
+            yield dataclasses.replace(known, started=started)
+            return
+        answers = FakeAnswers(hints)
+        recorder = stack.enter_context(Recorder(pretence.device, answers, SourceLines()))
         fakes = Fakes(pretence.mode, pretence.device)
         yield TracingSession(settings, pretence.device, pretence.is_fallback, fakes, recorder, answers, started)
 

@@ -62,6 +62,8 @@ class Recording:
     nodes: list[int] = field(default_factory=list)
     """Number of the autograd node that each occurrence makes or, in a backward pass, belongs to; -1 for none."""
     loops: list[TracedLoop] = field(default_factory=list)
+    is_second: bool = False
+    """Whether an update before it was recorded too, and made what is kept from update to update."""
 
     @property
     def is_steady(self) -> bool:

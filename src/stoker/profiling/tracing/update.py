@@ -77,41 +77,91 @@ def trace_updates(
     Raises:
         BadJob: as `trace_update`.
     """
-    few_samples = [data.train.fetch(data.train.representative(FETCHED, each.micro_batch), 0) for each in every]
-    largest = max(settings.micro_batch for settings in every) * every[0].parts
-    indices = np.arange(largest, dtype=np.int64) % len(data.train)
-    job = with_all_unfrozen(replace(job, batch=largest, init=None))  # values are not used; the end takes most memory
-    traces: list[Trace] = []
-    with tracing_session(every[0], hints=None) as traced:
-        step = _fake_step(job, coupling, traced, shortening)
-        updates = itertools.count()
-        pipeline = _WatchedPipeline(
-            **vars(step.pipeline(data.train, augmented=True)), storages=traced.recorder.storages
-        )
+    return UpdateTracer(job, data, coupling, every, shortening).traces(every)
 
-        def update(raw: Content, size: int) -> None:
-            step.update(Batch(raw, indices[:size], 0, pipeline), next(updates), _PROGRESS)
 
-        def begin(fetched: Content, size: int) -> None:
-            """Update by one micro-batch, which leaves the same state as by several, in less time."""
-            update(_widened(fetched, traced, size), size)
-            step.loss_pass.ordinary.forget_constants()
+class UpdateTracer:
+    """Traces updates of one model that differ in their micro-batch alone.
 
-        for settings, fetched in zip(every, few_samples, strict=True):
-            micro_batch, size = settings.micro_batch, settings.micro_batch * settings.parts
-            step.change_to(replace(step.plan, micro_batch=micro_batch))
-            raw = _widened(fetched, traced, size)
-            with shortening.while_tracing(lambda: traced.recorder.storages.recording) if shortening else nullcontext():
-                trace, recording = traced.trace(
-                    settings,
-                    functools.partial(update, raw, size),
-                    functools.partial(_hold, step, raw, traced),
-                    functools.partial(begin, fetched, micro_batch) if settings.parts > 1 else None,
-                    has_begun=bool(traces),
+    Args:
+        job: as of `trace_updates`, as the other arguments.
+        data: as there.
+        coupling: as there.
+        every: the first updates that are to be traced; later ones may be others.
+        shortening: as there.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        data: Datasets,
+        coupling: Coupling,
+        every: Sequence[TraceSettings],
+        shortening: RepeatedBlocks | None = None,
+    ) -> None:
+        largest = max(settings.micro_batch for settings in every) * every[0].parts
+        if coupling.kind == "separable":  # of coupled ones the batch may decide what a group is
+            largest = max(largest, job.batch_size)
+        # Values are not used; the end takes most memory.
+        self._job = with_all_unfrozen(replace(job, batch=largest, init=None))
+        self._train, self._coupling, self.shortening = data.train, coupling, shortening
+        self._made: tuple[TracingSession, Step, _WatchedPipeline] | None = None
+        self._sample_shapes: list[torch.Size] | None = None
+        self.goes_on = every[0].target == "cuda" and coupling.kind == "separable"
+        """Whether another trace would be as of a model that is made for it. Not where something is kept besides the
+        optimiser's state; on a CPU, batches lie in the midst of the state."""
+
+    def traces(self, every: Sequence[TraceSettings]) -> list[Trace]:
+        """The traces of updates under these settings.
+
+        Raises:
+            BadJob: as `trace_updates`.
+        """
+        train, shortening, known = self._train, self.shortening, self._made
+        few_samples = [train.fetch(train.representative(FETCHED, each.micro_batch), 0) for each in every]
+        indices = np.arange(max(each.micro_batch * each.parts for each in every), dtype=np.int64) % len(train)
+        traces: list[Trace] = []
+        with tracing_session(every[0], None, None if known is None else known[0]) as traced:
+            if known is None:
+                step = _fake_step(self._job, self._coupling, traced, shortening)
+                pipeline = _WatchedPipeline(
+                    **vars(step.pipeline(train, augmented=True)), storages=traced.recorder.storages
                 )
-            trace = trace if shortening is None else shortening.annotate(trace, recording)
-            traces.append(with_masters(trace) if settings.gathered_in is not None else trace)
-    return traces
+                self._made = traced, step, pipeline
+            else:
+                _, step, pipeline = known
+            updates = itertools.count(0 if known is None else 1)
+
+            def update(raw: Content, size: int) -> None:
+                step.update(Batch(raw, indices[:size], 0, pipeline), next(updates), _PROGRESS)
+
+            def begin(fetched: Content, size: int) -> None:
+                """Update by one micro-batch, which leaves the same state as by several, in less time."""
+                update(_widened(fetched, traced, size), size)
+                step.loss_pass.ordinary.forget_constants()
+
+            for settings, fetched in zip(every, few_samples, strict=True):
+                micro_batch, size = settings.micro_batch, settings.micro_batch * settings.parts
+                step.change_to(replace(step.plan, micro_batch=micro_batch))
+                raw = _widened(fetched, traced, size)
+                with (
+                    shortening.while_tracing(lambda: traced.recorder.storages.recording)
+                    if shortening
+                    else nullcontext()
+                ):
+                    trace, recording = traced.trace(
+                        settings,
+                        functools.partial(update, raw, size),
+                        functools.partial(_hold, step, raw, traced),
+                        functools.partial(begin, fetched, micro_batch) if settings.parts > 1 else None,
+                        has_begun=known is not None or bool(traces),
+                    )
+                shapes = [tensor.shape for tensor in tensors_of(fetched)]
+                self._sample_shapes = self._sample_shapes or shapes
+                self.goes_on &= recording.is_steady and not recording.is_second and shapes == self._sample_shapes
+                trace = trace if shortening is None else shortening.annotate(trace, recording)
+                traces.append(with_masters(trace) if settings.gathered_in is not None else trace)
+        return traces
 
 
 def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening: RepeatedBlocks | None) -> Step:
