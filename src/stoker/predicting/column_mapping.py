@@ -74,7 +74,7 @@ def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False, is_wor
         return ""
     sizes, leaf = _list_sizes(field.type)
     if is_word:
-        return f"holds {field.type}, wanted words" if sizes or _is_binary(leaf) or pa.types.is_struct(leaf) else ""
+        return f"holds {field.type}, wanted words" if sizes or is_binary(leaf) or pa.types.is_struct(leaf) else ""
     is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
     is_image = field.is_image or (not sizes and (is_binary(leaf) or _is_string(leaf) or is_struct))
     if spec.datatype == "BYTES":
