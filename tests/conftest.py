@@ -67,7 +67,7 @@ from hypothesis import settings  # noqa: E402 - likewise
 
 # Examples are derived from the test itself: a change that fails here fails everywhere, and again. They are the same in
 # every run, so that more of them than show a law by its corners would only take time.
-settings.register_profile("stoker", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=60)
+settings.register_profile("stoker", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=40)
 settings.load_profile("stoker")
 
 

@@ -13,7 +13,9 @@ from bench.train.gpu_cases import GPU_CASES
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("name", list(GPU_CASES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in GPU_CASES]
+)
 def test_blocks_are_compiled_each_for_its_own_shape(name: str) -> None:
     """Every block runs in compiled code, without symbolic sizes; a transformer's blocks share one."""
     torch.compiler.reset()

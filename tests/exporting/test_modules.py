@@ -389,7 +389,7 @@ class LastPosition(nn.Module):
 SERIES = {"series": torch.randn(8, 6, 3), "length": torch.tensor([6, 2, 3, 1, 5, 6, 4, 6])}
 
 
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("engine", [pytest.param("openvino", marks=pytest.mark.slow), "onnxruntime"])
 def test_lengths_are_lowered_where_samples_are_cut(tmp_path: Path, engine: EngineName) -> None:
     """A length beyond the cut series has no answer, and is not what the model is asked for; then it is refused."""
     artifact = export_module(LastPosition(), SERIES, tmp_path / "m", About(dynamic={"series": {1: "time"}}))

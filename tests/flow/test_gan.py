@@ -48,6 +48,7 @@ def test_a_stopped_gan_goes_on_to_the_bits_of_one_never_stopped() -> None:
     assert_equal_weights(resumed, whole)
 
 
+@pytest.mark.slow  # steps of one's own are traced in profiling/tracing/test_step_function
 def test_its_update_can_be_forecast_for_a_device_that_is_not_here() -> None:
     """The trace of a step of its own has both networks and both optimisers; nothing is computed."""
     found = stoker.profile(_job(), on="l4")

@@ -195,6 +195,7 @@ settings["evaluation"] = stoker.Evaluation(select="last", keep_every=stoker.upda
     assert len(files_kept("whole")) == whole.record.updates // 30
 
 
+@pytest.mark.slow  # its metrics and its page are tested by themselves, in training/test_metrics and above
 def test_the_example_of_habits_shows_all_of_them() -> None:
     """Scores by class, a curve's area, an end or the last epoch; a report with everything."""
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
@@ -366,13 +367,13 @@ def test_weights_are_kept_at_points_that_are_not_evaluated() -> None:
 
 def test_weights_that_a_kill_cost_are_written_when_the_run_goes_on() -> None:
     """A kill may come after a checkpoint was written and before the weights of it were."""
-    job = blobs_job(until=stoker.epochs(6), evaluation=stoker.Evaluation(keep_every=stoker.updates(1)))
+    job = blobs_job(until=stoker.epochs(3), evaluation=stoker.Evaluation(keep_every=stoker.updates(1)))
     stopped_run(job, run_dir="stopped")
     newest = max(Path("stopped/weights").iterdir())
     newest.unlink()
     trained(job, run_dir="stopped")
     trained(job, run_dir="whole")
-    assert len(files_kept("whole")) == 30
+    assert len(files_kept("whole")) == 15
     assert files_kept("stopped") == files_kept("whole")
 
 

@@ -130,7 +130,7 @@ def given_schedule(to: stoker.Job, of: stoker.Run, folder: str) -> stoker.Run:
 @pytest.mark.parametrize(
     "stops",
     [
-        pytest.param((2,), id="comparing"),
+        pytest.param((2,), id="comparing", marks=pytest.mark.slow),
         pytest.param((7,), id="trying"),
         pytest.param((5, 12), id="twice", marks=pytest.mark.slow),
         pytest.param((11, 16, 40), id="to the end"),

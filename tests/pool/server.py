@@ -58,7 +58,7 @@ def until(is_there: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         if found := is_there():
             return found
         time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.1)  # each look is a request
+        pause_s = min(1.5 * pause_s, 0.05)  # each look is a request
     raise AssertionError(f"not within {timeout_s} s")
 
 

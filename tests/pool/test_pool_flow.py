@@ -257,6 +257,7 @@ def test_a_job_over_two_devices_runs_is_lost_and_goes_on_at_two_others(market, t
         market.require_right()
 
 
+@pytest.mark.slow  # the queue is tested in test_pool_launcher
 def test_a_run_waits_until_another_one_is_done(market):
     """Its place is in the log while it waits; then the offer is its own."""
     with nothing_said(market.lenders):

@@ -185,6 +185,7 @@ def test_one_device_that_is_offered_twice_is_found_and_an_honest_one_is_not(lend
     assert not audit(lenders.folder / "pool" / "log.db").problem
 
 
+@pytest.mark.slow  # half a minute of probes
 def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders, monkeypatch) -> None:
     """Who declines is not asked; a probe whose agent has a job comes to nothing, and nothing is written."""
     one, other, declining = Machine(), Machine(), Machine()

@@ -109,6 +109,7 @@ def test_a_channels_last_model_with_statistics_goes_on_bit_equal(tmp_path: Path)
     assert_bit_equal(everything_of(fresh), everything_of(whole))
 
 
+@pytest.mark.slow  # its products are emulated on a CPU; all else of a checkpoint is tested above
 def test_products_in_fp8_go_on_bit_equal(tmp_path: Path) -> None:
     """Their scales are of the tensors themselves, so that a checkpoint needs none of them; bf16 ends elsewhere."""
     tokens = torch.randint(96, (80, 9), generator=torch.Generator().manual_seed(0))

@@ -260,6 +260,7 @@ def test_what_is_wrong_with_a_model_is_told_of_the_whole():
         traced(job_of(lambda: towers(kind=Unsteady)))
 
 
+@pytest.mark.slow  # weights of 32 GB are traced in test_update
 def test_the_8b_example_is_traced_without_its_weights():
     """30 GiB of weights and as many gradients, without allocating them."""
     path = Path(__file__).parents[3] / "examples" / "llama8b.py"

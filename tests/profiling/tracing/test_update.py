@@ -16,7 +16,7 @@ from stoker.planning.model.update_time import counted
 from stoker.profiling.tracing.update import UpdateTracer, trace_update, trace_updates
 from stoker.records import Trace, dumps, loads
 from stoker.units import updates
-from stoker.zoo import GPT, ResNet9
+from stoker.zoo import GPT
 from tests.profiling.tracing.jobs import (
     BATCH,
     CLASSES,
@@ -316,6 +316,12 @@ def _by_model(model, batch):
     return Loss(loss, batch[1].numel())
 
 
+def two_convolutions() -> nn.Module:
+    """Of images [B, 3, 32, 32]."""
+    first, second = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "changed",
@@ -325,13 +331,13 @@ def _by_model(model, batch):
         {"data": _Items()},
         {"augment": (RandomFlip(), RandomShift(2)), "optimizer": SGD(lr=0.1, momentum=0.9), "average": 0.9},
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, max_iter=2)},
-        {"model": ResNet9(4, 3)},
+        {"model": two_convolutions()},
     ],
     ids=["loss with weights", "loss of the model", "items", "augmented", "closure", "module"],
 )
 def test_jobs_of_every_form_are_traced(changed, target):
     """Whatever form the loss, the data, the optimiser and the model have: on the target, in channels-last too."""
-    job = make_job(**{"model": lambda: ResNet9(4, 3), "data": JOBS["cnn"]().data, **changed})
+    job = make_job(**{"model": two_convolutions, "data": JOBS["cnn"]().data, **changed})
     is_closure = callable(job.optimizer)  # L-BFGS takes no gradients in channels-last, fake or real
     layout = "contiguous" if is_closure else "channels_last"
     trace = trace_update(job, datasets_of(job), SEPARABLE, settings(target, memory_format=layout))

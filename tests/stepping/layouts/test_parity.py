@@ -28,7 +28,7 @@ One process and replicas compute in bf16 by autocast, shards throughout, with no
 
 CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "gpt": ("gpt", torch.float64, {"micro_batch": 3}),
-    "gpt in fp32": ("gpt", torch.float32, {"micro_batch": 3}),
+    "gpt in fp32": ("gpt", torch.float32, {"micro_batch": 8}),
     "gpt in bf16": ("gpt", None, {"micro_batch": 8, "precision": "bf16"}),
     "gpt checkpointed in bf16": ("gpt", None, {"micro_batch": 4, "precision": "bf16", "checkpointed_blocks": 2}),
     "gpt in chunks in bf16": ("gpt", None, {"micro_batch": 8, "precision": "bf16", "loss_chunks": 2}),
@@ -44,10 +44,10 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "cnn": ("cnn", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
     "cnn in fp32": ("cnn", torch.float32, {"micro_batch": 8, "memory_format": "channels_last"}),
     "cnn in groups": ("cnn in groups", torch.float64, {"micro_batch": 3}),
-    "8-bit states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "8bit"}),
-    "bf16 states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "bf16"}),
+    "8-bit states": ("few bits", torch.float64, {"micro_batch": 8, "optimizer_states": "8bit"}),
+    "bf16 states": ("few bits", torch.float64, {"micro_batch": 8, "optimizer_states": "bf16"}),
     "8-bit states in fp32": ("few bits", torch.float32, {"micro_batch": 8, "optimizer_states": "8bit"}),
-    "experts": ("experts", torch.float64, {"micro_batch": 3}),
+    "experts": ("experts", torch.float64, {"micro_batch": 8}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
     "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
 }

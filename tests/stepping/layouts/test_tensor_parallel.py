@@ -136,7 +136,11 @@ def alone() -> list[Learned]:
     return _learned(ALONE, Layout(), 16)
 
 
-@pytest.mark.parametrize("layout", [TENSOR, SEQUENCE], ids=Layout.in_words)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(TENSOR, marks=pytest.mark.slow), SEQUENCE],  # four learn without sequence below
+    ids=Layout.in_words,
+)
 def test_a_tensor_group_learns_what_one_process_does(layout: Layout) -> None:
     """Losses of all updates, and the weights after them, are one process's, and so is the average of weights."""
     for found in on_ranks(layout, _learned, layout, 8):
