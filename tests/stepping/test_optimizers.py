@@ -120,11 +120,12 @@ def test_no_fused_kernel_is_proposed_for_sparse_gradients() -> None:
 
 
 class Mixed(nn.Module):
-    """A table with sparse gradients, and a layer with dense ones."""
+    """A table with sparse gradients, and layers with dense ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(5, 3, sparse=True)
+        self.body = nn.Linear(3, 3)
         self.head = nn.Linear(3, 2)
 
 
