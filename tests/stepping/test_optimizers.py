@@ -120,11 +120,12 @@ def test_no_fused_kernel_is_proposed_for_sparse_gradients() -> None:
 
 
 class Mixed(nn.Module):
-    """A table with sparse gradients, and a layer with dense ones."""
+    """A table with sparse gradients, and layers with dense ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(5, 3, sparse=True)
+        self.body = nn.Linear(3, 3)
         self.head = nn.Linear(3, 2)
 
 
@@ -133,7 +134,7 @@ class Mixed(nn.Module):
     [
         (AdamW(lr=0.1), "gradients of table are sparse, and the optimiser takes no such gradients"),
         (Muon(lr=0.1, rest=AdamW(lr=0.1)), "takes no such gradients"),
-        (SGD(lr=0.1, weight_decay=0.1), "takes no such gradients: weight_decay option is not compatible"),
+        (SGD(lr=0.1, weight_decay=0.1), "takes no such gradients: "),
         (torch.optim.SparseAdam, "gradients of table are sparse, .* takes only such"),
     ],
 )
@@ -158,7 +159,7 @@ def test_an_optimizer_that_may_take_sparse_gradients_has_made_no_step(optimizer:
     model = Mixed()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     made = build_optimizer(make_job(Mixed, optimizer=optimizer), model, plan_of(16))
-    assert not made.state
+    assert all(state["step"] == 0 for state in made.state.values())
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 

@@ -111,7 +111,7 @@ def parsed(text: str | bytes) -> JSON:
 
 
 def read_json(text: str) -> JSON:
-    """As `json.loads`, which reads whole numbers of 4,300 digits at most, unless Python was told otherwise.
+    """As `json.loads`, which reads whole numbers of up to 4,300 digits, or of another limit set in Python.
 
     Raises:
         ValueError: not JSON, or a whole number has more digits; the text begins like that of a JSONDecodeError.

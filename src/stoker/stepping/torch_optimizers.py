@@ -42,7 +42,7 @@ from stoker.stepping.without_compiler import without_compiler
 
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
 """Optimisers with a fused kernel in PyTorch; for Muon, that of its rest."""
-_TAKES_NONE = re.compile("(sparse|dense) gradients")
+_TAKES_NONE = re.compile("[Ss]parse|dense gradients")
 """In the message of a step to which gradients of a layout are given that it does not take."""
 _OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
 """Optimisers with one implementation, over lists of tensors."""
