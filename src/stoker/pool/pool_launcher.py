@@ -42,21 +42,8 @@ class PoolLauncher(Launcher):
     kind = "pool"
     syntax = "pool[:OFFER][/[Nx]cpu|DEVICE]"
     options = (
-        "pool",
-        "key",
-        "verify",
-        "bond",
-        "block",
-        "window",
-        "isolation",
-        "deadline",
-        "value",
-        "forwarding",
-        "p2p",
-        "move",
-        "probed",
-        "wait",
-        "agents",
+        *("pool", "key", "verify", "bond", "block", "window", "isolation"),
+        *("deadline", "value", "forwarding", "p2p", "move", "probed", "wait", "agents"),
     )
     limits_time = True
     is_one_place = True
