@@ -382,7 +382,8 @@ class LeasedJob:
         if self._notice is not None:
             self._client.post(self._notice)
             self._notice = None
-        self._beat()
+        if time.monotonic() >= self._next_beat:
+            self._post_beat()
         if self._process is None:
             return
         has_ended = self._process.poll() is not None
@@ -477,10 +478,6 @@ class LeasedJob:
     def pids(self) -> set[int]:
         """The job's processes, by their numbers on this machine."""
         return set() if self._process is None else self._process.pids
-
-    def _beat(self) -> None:
-        if time.monotonic() >= self._next_beat:
-            self._post_beat()
 
     def _post_beat(self) -> None:
         """Say how long the job has run."""
