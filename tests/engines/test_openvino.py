@@ -123,6 +123,7 @@ def test_whole_numbers_are_exact_or_refused(
     for first in (least, -3, greatest - 8):
         asked = {"x": np.clip(np.arange(first, first + 9), least, greatest).astype(dtype)}
         assert engine.run(asked)["y"].tolist() == other.run(asked)["y"].tolist()
-    for beyond in {least - 1, greatest + 1} & set(range(-(2**31), 2**31)) - {-(2**31) + 6}:
-        with pytest.raises(ServiceError, match="openvino is exact for numbers from"):
-            engine.run({"x": np.full(3, beyond, dtype)})
+    if (least, greatest) != (-(2**31) + 7, 2**31 - 1):
+        for beyond in (least - 1, greatest + 1):
+            with pytest.raises(ServiceError, match="openvino is exact for numbers from"):
+                engine.run({"x": np.full(3, beyond, dtype)})
