@@ -220,7 +220,7 @@ class LayoutCandidates:
     """The layouts of a job at a place of several devices, each with its forecasts."""
 
     def __init__(self, planner: Planner, place: Place) -> None:
-        self.planner, self.place, self._model = planner, place, planner.divided_model
+        self.planner, self.place, self._divided = planner, place, planner.divided_job
         self._forecasts: dict[Layout, LayoutForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
         self._estimates: dict[Layout, float] = {}
@@ -239,7 +239,7 @@ class LayoutCandidates:
             model=prepared.model,
             profile=self.profile,
             tensor_devices=most,
-            contents=lambda: self._model.contents,
+            contents=lambda: self._divided.contents,
         )
 
     @functools.cached_property
@@ -251,7 +251,7 @@ class LayoutCandidates:
     @functools.cached_property
     def _tokens(self) -> int | None:
         """Tokens of a sample; None if samples have no such dimension."""
-        tokens = num_tokens(self._model.contents[0])
+        tokens = num_tokens(self._divided.contents[0])
         return tokens if isinstance(tokens, int) else None
 
     @property
@@ -264,7 +264,7 @@ class LayoutCandidates:
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = LayoutForecasts(
-                self._model.needs(layout),
+                self._divided.needs(layout),
                 self.profile,
                 self._hardware_each,
                 planner.extents,
@@ -571,7 +571,7 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
-        full = OptimizerFootprint.of(self._least_trace, self._model.parts(Layout()))
+        full = OptimizerFootprint.of(self._least_trace, self._divided.parts(Layout()))
         plan = self._least_plan
         return dataclasses.replace(full, like=full.like * stored_share(plan.optimizer_states, plan.precision))
 
@@ -608,7 +608,7 @@ class LayoutCandidates:
                 local = dataclasses.replace(local, optimizer_implementations=(favourite.optimizer_implementation,))
         for axis in axes_of(layout):
             local = axis.searched(local, layout)
-        if block_problem(self._model.parts(layout), layout) is not None:
+        if block_problem(self._divided.parts(layout), layout) is not None:
             local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
@@ -646,7 +646,7 @@ class LayoutCandidates:
         if not layout.is_replicated or self.planner.prepared.job.sync is not None:
             return ()
         step_s = self.forecasts(layout).spread(without_layout(chosen.plan)).compute_s
-        links, gradient_bytes = self.links(layout.world_size, 1), self._model.parts(layout).trained_bytes
+        links, gradient_bytes = self.links(layout.world_size, 1), self._divided.parts(layout).trained_bytes
         recommendation = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
         return (recommendation.in_words(),) if recommendation.is_needed else ()
 
@@ -684,7 +684,7 @@ class LayoutCandidates:
             )
         problem = self.rules.problem_with(layout)
         if problem is None and plan.optimizer_states == "8bit":
-            problem = block_problem(self._model.parts(layout), layout)
+            problem = block_problem(self._divided.parts(layout), layout)
         if problem is None and plan.compile:
             problem = compile_problem(plan, layout)
         if problem is not None:

@@ -27,7 +27,7 @@ from stoker.devices.hardware import PREEMPTED_S, hardware_of, mtbf_h, restart_s
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
 from stoker.loading.order import generators_kept
-from stoker.planning.divided_model import DividedModel
+from stoker.planning.divided_job import DividedJob
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
 from stoker.planning.model.run_forecast import MOST_KEPT_OF_ONE, Extents, Needs, TracedForecasts
@@ -135,9 +135,9 @@ class Planner:
         return Needs(book, block_names(self.prepared.model), most_kept=MOST_KEPT_OF_ONE)
 
     @functools.cached_property
-    def divided_model(self) -> DividedModel:
-        """The job's model as layouts divide it."""
-        return DividedModel(self.prepared, self.needs.trace)
+    def divided_job(self) -> DividedJob:
+        """What layouts divide the job into."""
+        return DividedJob(self.prepared, self.needs.trace)
 
     def profile(self, kind: str) -> Profile:
         """The job's facts, for devices of this kind."""

@@ -72,12 +72,12 @@ def traces_with_repetition(
     """
     sizes = " and ".join(str(settings.micro_batch) for settings in every)
     what = f"tracing an update in {every[0].precision}, {sizes} samples"
-    alike, kept = dataclasses.replace(every[0], micro_batch=1), {} if kept is None else kept
-    if (tracer := kept.pop(alike, None)) is not None:
-        with contextlib.suppress(Exception), doing(what):  # a model that is made anew shows any real error
+    key, kept = dataclasses.replace(every[0], micro_batch=1), {} if kept is None else kept
+    if (tracer := kept.pop(key, None)) is not None:
+        with contextlib.suppress(Exception), doing(what):  # a model that is made again shows any real error
             traces = tracer.traces(every)
             if tracer.goes_on and _have_all(traces, tracer.shortening):
-                kept[alike] = tracer
+                kept[key] = tracer
                 return traces
     blocks = RepeatedBlocks(job, every[0].checkpointed_blocks)
     tracer = UpdateTracer(job, data, coupling, every, blocks)
@@ -92,7 +92,7 @@ def traces_with_repetition(
             if tracer.goes_on:
                 if len(kept) == _MOST_TRACERS:
                     del kept[next(iter(kept))]
-                kept[alike] = tracer
+                kept[key] = tracer
             return traces
     with doing(f"{what}, all blocks"):
         return trace_updates(job, data, coupling, every)

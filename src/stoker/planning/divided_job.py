@@ -19,7 +19,7 @@ from stoker.records.profile import ModelParts
 from stoker.stepping.layouts import divided_parts
 
 
-class DividedModel:
+class DividedJob:
     """Parts and needs of a job under each layout, made once for all places of as many devices.
 
     Args:

@@ -37,9 +37,9 @@ def test_places_of_as_many_devices_divide_a_trace_once(monkeypatch: pytest.Monke
 
 def test_what_another_number_of_devices_needed_is_forgotten() -> None:
     """Large models have too many traces to keep those of every number."""
-    model = Planner(resolve_job(blobs_job()), is_all_elsewhere=True).divided_model
-    of_two = model.needs(Layout(shards=2))
-    assert model.needs(Layout(replicas=2)) is not of_two
-    assert model.needs(Layout(shards=2)) is of_two
-    model.needs(Layout(shards=4))
-    assert model.needs(Layout(shards=2)) is not of_two
+    divided = Planner(resolve_job(blobs_job()), is_all_elsewhere=True).divided_job
+    of_two = divided.needs(Layout(shards=2))
+    assert divided.needs(Layout(replicas=2)) is not of_two
+    assert divided.needs(Layout(shards=2)) is of_two
+    divided.needs(Layout(shards=4))
+    assert divided.needs(Layout(shards=2)) is not of_two
