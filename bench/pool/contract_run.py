@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from stoker.pool.answers import typed_lease
 from stoker.pool.client import PoolClient
-from stoker.pool.contract.custody import Custody, lease_of
+from stoker.pool.contract.custody import Custody
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
 from stoker.pool.contract.signers import signer_of
 from stoker.pool.escrow import CHAIN_PREFIX
@@ -172,7 +173,7 @@ def main() -> int:
         name = client.state("leases")[0]["lease_id"]
         until(lambda: client.lease(name)["state"] == "final", 120)
         there = Custody(EscrowContract(connected(url), contract), client.address.key)
-        lease = lease_of(client.lease(name))
+        lease = typed_lease(client.lease(name))
         until(lambda: there.contract.state(there.terms(lease).lease) == "settled", 120)
         result = outcome(there.contract, client, chain_keys, lease.lease_id)
         run("operator", "pool", "contract", "show", "--contract", contract, chain_keys["renter"].address)

@@ -21,8 +21,9 @@ pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip insta
 from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool import watch
+from stoker.pool.answers import typed_lease
 from stoker.pool.client import PoolClient
-from stoker.pool.contract.custody import ChainSettings, Custody, differing_roots, lease_of
+from stoker.pool.contract.custody import ChainSettings, Custody, differing_roots
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import CHAIN_PREFIX, least_deadline_s, pay_for
@@ -466,7 +467,7 @@ def test_a_job_whose_money_is_in_a_contract(tmp_path: Path, monkeypatch: pytest.
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
-        lease = lease_of(until(lambda: (found := renter.lease("job"))["state"] == "final" and found))
+        lease = typed_lease(until(lambda: (found := renter.lease("job"))["state"] == "final" and found))
         until(lambda: contract.state(custody.terms(lease).lease) == "settled")
         pay = pay_for(2, CREDIT // 2)
         assert contract.balance(lending.address) == 10 * CREDIT + pay

@@ -629,14 +629,7 @@ def imported_modules(texts: Iterable[str]) -> set[str]:
 
 
 _OPTIONAL_MODULES = (
-    "pyarrow",
-    "PIL",
-    "google_crc32c",
-    "datasets",
-    "torchmetrics",
-    "transformers",
-    "peft",
-    "keras",
-    "timm",
+    *("pyarrow", "PIL", "google_crc32c", "datasets"),
+    *("torchmetrics", "transformers", "peft", "keras", "timm"),
 )
 """What Stoker or the job loads on demand where a job's data or model need it: a job that was made has loaded them."""

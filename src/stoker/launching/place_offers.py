@@ -118,12 +118,7 @@ class _Forecasts:
         """The best plan on the devices a word means; or why there is none."""
         if word not in self._known:
             try:
-                places = planned_devices(word, attached_devices())
-                limited = [place.limited_to(self.memory_bytes, self.threads) for place in places]
-                chosen = [on_one(self.planner, place).chosen for place in limited]
-                self._known[word] = max(
-                    chosen, key=lambda candidate: candidate.forecast.total_s.value
-                )  # an alias: the slowest
+                self._known[word] = slowest_plan(self.planner, word, self.memory_bytes, self.threads)
             except (DoesNotFit, NoDevice, BadJob) as problem:
                 self._known[word] = problem.message
         return self._known[word]
@@ -131,6 +126,17 @@ class _Forecasts:
     def known(self) -> dict[str, Forecast]:
         """The forecasts that were made, by word of a device."""
         return {word: best.forecast for word, best in self._known.items() if isinstance(best, Candidate)}
+
+
+def slowest_plan(planner: Planner, word: str, memory_bytes: float | None, threads: int | None) -> Candidate:
+    """The best plan on the devices that a word means; of an alias, the slowest of theirs.
+
+    Raises:
+        DoesNotFit, NoDevice, BadJob: there is none.
+    """
+    places = planned_devices(word, attached_devices())
+    chosen = [on_one(planner, place.limited_to(memory_bytes, threads)).chosen for place in places]
+    return max(chosen, key=lambda candidate: candidate.forecast.total_s.value)
 
 
 def compare_places(

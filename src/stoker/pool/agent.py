@@ -530,7 +530,7 @@ class Agent:
         except Exception as problem:  # whatever a renter sends, the agent goes on
             if is_passing(problem):
                 raise
-            reason = f"refused: {problem.message if isinstance(problem, StokerError) else repr(problem)}"
+            reason = f"refused: {_said(problem)}"
             self._refused.add(lease_id)
             job.end(reason)
             with suppress(on.Refused):
@@ -676,10 +676,8 @@ class Agent:
                 ),
                 patience_s=60.0,
             )
-        except StokerError as problem:
-            self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
         except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
-            self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
+            self.tell(f"{lease_id}: block {block} could not be replayed: {_said(problem)}")
         finally:
             self._end_check()
 
@@ -692,8 +690,7 @@ class Agent:
                 self.client.post(self._states(lease_id, block, verifier, search), patience_s=60.0)
             self._checked[lease_id, block, verifier] = 0  # more may be asked
         except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
-            why = problem.message if isinstance(problem, StokerError) else repr(problem)
-            self.tell(f"{lease_id}: the states of block {block} could not be given: {why}")
+            self.tell(f"{lease_id}: the states of block {block} could not be given: {_said(problem)}")
             is_last = self._checked[lease_id, block, verifier] >= _MOST_TRIES or isinstance(problem, on.Refused)
             if search is not None and is_last and not is_passing(problem):
                 self._give_up(lease_id, block, verifier, search)
@@ -731,7 +728,10 @@ class Agent:
                     f"the search is from update {search.begin:,} on, and block {block} begins after {making.begin:,}"
                 )
             if search.update:
-                before, after = supplied_states(making, search.update, self._put_state)
+                # Through the pool, where any arbiter gets them.
+                before, after = supplied_states(
+                    making, search.update, lambda path: self.client.put_blob(path, through_pool=True)
+                )
                 self.tell(f"{lease_id}: the states around update {search.update:,} of block {block} are supplied")
                 return on.Supplied(lease_id=lease_id, block=block, verifier=verifier, before=before[1], after=after[1])
             states = traced_block(making, points(search.low, search.high))
@@ -739,16 +739,16 @@ class Agent:
             previous = making.block.previous if block == 0 else ""
             return on.Traced(lease_id=lease_id, block=block, verifier=verifier, states=states, previous=previous)
 
-    def _put_state(self, path: Path) -> str:
-        """Send a state to the pool, where any arbiter gets it."""
-        return self.client.put_blob(path, through_pool=True)
-
     def _end_check(self) -> None:
         self._replaying = None
         with suppress(OSError):
             boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
             for old in boxes[:-_KEPT_BOXES]:
                 remove_tree(old)
+
+
+def _said(problem: Exception) -> str:
+    return problem.message if isinstance(problem, StokerError) else repr(problem)
 
 
 def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:

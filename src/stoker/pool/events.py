@@ -126,43 +126,21 @@ class Body:
     event_kind: ClassVar[str] = ""
     _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id", "request_id", "run", "team"})
     _hashes: ClassVar[frozenset[str]] = frozenset(
-        {
-            "account",
-            "verifier",
-            "against",
-            "order",
-            "state",
-            "blob",
-            "before",
-            "after",
-            "previous",
-            "result",
-            "evidence",
-            "made",
-            "seal",
-            "other",
-            "root",
-            "operator",
-        }
+        (
+            *("account", "verifier", "against", "other", "operator"),  # keys
+            *("order", "blob", "before", "after", "result", "evidence", "seal"),
+            *("state", "previous", "made", "root"),
+        )
     )
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
     _may_be_empty: ClassVar[frozenset[str]] = frozenset(
         {"evidence", "made", "result", "delegate", "previous", "against", "before", "after", "seal"}
     )
     _money: ClassVar[frozenset[str]] = frozenset(
-        {
-            "amount",
-            "deposit",
-            "bond",
-            "rate_per_hour",
-            "price_per_hour",
-            "value_per_hour",
-            "credits",
-            "fee",
-            "cost_per_hour",
-            "forward_price",
-            "most_forwarding",
-        }
+        (
+            *("amount", "deposit", "bond", "credits", "fee", "forward_price", "most_forwarding"),
+            *("rate_per_hour", "price_per_hour", "value_per_hour", "cost_per_hour"),
+        )
     )
 
     def __init_subclass__(cls, kind: str = "") -> None:

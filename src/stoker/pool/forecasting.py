@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker.devices import attached_devices, planned_devices
 from stoker.devices.catalogue import catalogue
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Entry, Job
 from stoker.launching.launch import identity_of
-from stoker.launching.place_offers import to_send
-from stoker.planning.decision import on_one, require_mtbf
+from stoker.launching.place_offers import slowest_plan, to_send
+from stoker.planning.decision import require_mtbf
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.pool.client import PoolClient
@@ -64,13 +63,11 @@ def job_forecasts(
         model = catalogue().called(kind)
         try:
             name = kind if model is None else model.name
-            places = planned_devices(f"{count}x{name}" if count > 1 else name, attached_devices())
-            limited = [place.limited_to(None, int(cores) if cores else None) for place in places]
-            forecasts = [on_one(planner, place).chosen.forecast for place in limited]
+            name = f"{count}x{name}" if count > 1 else name
+            found = slowest_plan(planner, name, None, int(cores) if cores else None).forecast
         except (DoesNotFit, NoDevice, BadJob) as problem:
             return problem.message.split("\n", 1)[0]
-        total = max((forecast.total_s for forecast in forecasts), key=lambda one: one.value)  # an alias: the slowest
-        updates = forecasts[0].total_updates
+        total, updates = found.total_s, found.total_updates
         forecast = RunForecast.of_interval(total.value, total.low, total.high, basis=total.basis, total_updates=updates)
         if offer_id in runs:
             return after_runs(forecast, runs[offer_id], updates)

@@ -446,21 +446,9 @@ class Bubblewrap(Isolation):
         stack.callback(os.close, descriptor)
         limits, is_root = program.limits, os.getuid() == 0
         words = [
-            "bwrap",
-            "--unshare-ipc",
-            "--unshare-pid",
-            "--unshare-net",
-            "--unshare-uts",
-            "--unshare-cgroup-try",
-            "--die-with-parent",
-            "--new-session",
-            "--clearenv",
-            "--hostname",
-            "stoker",
-            "--cap-drop",
-            "ALL",
-            "--seccomp",
-            str(descriptor),
+            *("bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "stoker"),
+            *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+            *("--cap-drop", "ALL", "--seccomp", str(descriptor)),
         ]
         if is_root:  # real user numbers, so that the kernel's checks of owners and its counts hold
             for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
@@ -494,18 +482,8 @@ class Bubblewrap(Isolation):
         words += ["--chdir", program.folder, "--"]
         if is_root:
             user = str(self.user_inside(program))
-            words += [
-                "/usr/bin/setpriv",
-                "--reuid",
-                user,
-                "--regid",
-                user,
-                "--clear-groups",
-                "--no-new-privs",
-                "--bounding-set=-all",
-                "--inh-caps=-all",
-                "--",
-            ]
+            words += ["/usr/bin/setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+            words += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
         # Its variables come last: a loader's or a path among them would act on programs that still have rights.
         words += ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in program.environment.items())]
         return [*words, *program.argv], [descriptor]
@@ -611,40 +589,14 @@ class Podman(Isolation):
         """`podman run` on an empty root."""
         rootfs, limits = aside / "root", program.limits
         name = f"{_container_prefix(os.getpid())}{aside.name[-8:]}"
+        small = f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}"  # noqa: S108 - inside
         words = [
-            "env",
-            f"HOME={Path.home()}",
-            f"XDG_RUNTIME_DIR={os.environ.get('XDG_RUNTIME_DIR', '')}",
-            "podman",
-            "run",
-            "--rm",
-            "-i",
-            "--name",
-            name,
-            "--network",
-            "none",
-            "--read-only",
-            "--cap-drop",
-            "all",
-            "--security-opt",
-            "no-new-privileges",
-            "--user",
-            "65534:65534",
-            "--userns",
-            "keep-id:uid=65534,gid=65534",
-            "--hostname",
-            "stoker",
-            "--pids-limit",
-            str(limits.processes),
-            "--memory",
-            str(limits.memory_bytes),
-            "--cpus",
-            str(limits.cores),
-            "--workdir",
-            program.folder,
-            "--tmpfs",
-            f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}",  # noqa: S108 - inside
-            "--env-host=false",
+            *("env", f"HOME={Path.home()}", f"XDG_RUNTIME_DIR={os.environ.get('XDG_RUNTIME_DIR', '')}"),
+            *("podman", "run", "--rm", "-i", "--name", name, "--hostname", "stoker", "--workdir", program.folder),
+            *("--network", "none", "--read-only", "--tmpfs", small, "--env-host=false"),
+            *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
+            *("--user", "65534:65534", "--userns", "keep-id:uid=65534,gid=65534"),
+            *("--pids-limit", str(limits.processes), "--memory", str(limits.memory_bytes), "--cpus", str(limits.cores)),
         ]
         for mode, shown in (("ro", _root_of(program)), ("rw", program.writable)):
             for inside, path in sorted(shown.items()):

@@ -382,7 +382,8 @@ class LeasedJob:
         if self._notice is not None:
             self._client.post(self._notice)
             self._notice = None
-        self._beat()
+        if time.monotonic() >= self._next_beat:
+            self._post_beat()
         if self._process is None:
             return
         has_ended = self._process.poll() is not None
@@ -442,7 +443,7 @@ class LeasedJob:
         if self._box is not None:
             with contextlib.suppress(OSError, BadRun):
                 self._box.write_word("stop")
-        timer = threading.Timer(notice_s, self._kill_unless_over)
+        timer = threading.Timer(notice_s, lambda: None if self.is_over else self.kill())
         timer.daemon = True
         timer.start()
 
@@ -455,10 +456,6 @@ class LeasedJob:
         """End the job now."""
         if self._process is not None:
             self._process.kill()
-
-    def _kill_unless_over(self) -> None:
-        if not self.is_over:
-            self.kill()
 
     @property
     def running_s(self) -> int:
@@ -477,10 +474,6 @@ class LeasedJob:
     def pids(self) -> set[int]:
         """The job's processes, by their numbers on this machine."""
         return set() if self._process is None else self._process.pids
-
-    def _beat(self) -> None:
-        if time.monotonic() >= self._next_beat:
-            self._post_beat()
 
     def _post_beat(self) -> None:
         """Say how long the job has run."""

@@ -5,6 +5,7 @@ This module is also imported where a run is executed, without the packages that 
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,23 +18,23 @@ from stoker.records.launch import LaunchState
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
+    from stoker.pool import renting
+else:
+
+    class _Renting:
+        """The module `renting`, which is loaded at its first use: it needs what places lack."""
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return getattr(importlib.import_module("stoker.pool.renting"), name)
+            except ModuleNotFoundError as problem:
+                raise PlaceFailed(
+                    f"a pool needs {problem.name}, which is not installed here", remedy="pip install 'stoker[pool]'"
+                ) from problem
+
+    renting = _Renting()
 
 _ONE_MACHINE = "A lease is of one machine, with all devices of its offer: pool/8xh100."
-
-
-def _renting() -> Any:
-    """The module of that name.
-
-    Raises:
-        PlaceFailed: what it needs is not installed.
-    """
-    try:
-        from stoker.pool import renting  # noqa: PLC0415 - an extra, which places lack
-    except ModuleNotFoundError as problem:
-        raise PlaceFailed(
-            f"a pool needs {problem.name}, which is not installed here", remedy="pip install 'stoker[pool]'"
-        ) from problem
-    return renting
 
 
 class PoolLauncher(Launcher):
@@ -42,21 +43,8 @@ class PoolLauncher(Launcher):
     kind = "pool"
     syntax = "pool[:OFFER][/[Nx]cpu|DEVICE]"
     options = (
-        "pool",
-        "key",
-        "verify",
-        "bond",
-        "block",
-        "window",
-        "isolation",
-        "deadline",
-        "value",
-        "forwarding",
-        "p2p",
-        "move",
-        "probed",
-        "wait",
-        "agents",
+        *("pool", "key", "verify", "bond", "block", "window", "isolation"),
+        *("deadline", "value", "forwarding", "p2p", "move", "probed", "wait", "agents"),
     )
     limits_time = True
     is_one_place = True
@@ -72,46 +60,39 @@ class PoolLauncher(Launcher):
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is offered now."""
-        found: Probe = _renting().probe(target, options)
-        return found
+        return renting.probe(target, options)
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The offers that are free."""
-        found: tuple[Offer, ...] = _renting().offers(request)
-        return found
+        return renting.offers(request)
 
     def with_forecasts(self, job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
         """The submission with the run's forecast on each kind of device that is offered."""
-        found: Submission = _renting().with_forecasts(job, entry, submission, tell)
-        return found
+        return renting.with_forecasts(job, entry, submission, tell)
 
     def script(self, submission: Submission) -> str:
         """The order, and the terms of the lease."""
-        text: str = _renting().script(submission)
-        return text
+        return renting.script(submission)
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send the order and open the first lease."""
-        handle: Handle = _renting().start(submission, tell)
-        return handle
+        return renting.start(submission, tell)
 
     def state(self, handle: Handle) -> LaunchState:
         """What the log of the pool says; a run whose agent is gone is given to another one."""
-        found: LaunchState = _renting().state(handle)
-        return found
+        return renting.state(handle)
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log up to the last block that was committed, from `offset` on."""
-        content: bytes = _renting().events(handle, offset)
-        return content
+        return renting.events(handle, offset)
 
     def stop(self, handle: Handle) -> None:
         """Close the lease: what was committed stays, and the same command goes on from there."""
-        _renting().stop(handle)
+        renting.stop(handle)
 
     def fetch(self, handle: Handle, into: Path) -> None:
         """The results; before there are any, the last block that was committed."""
-        _renting().fetch(handle, into)
+        renting.fetch(handle, into)
 
 
 LAUNCHER = PoolLauncher()

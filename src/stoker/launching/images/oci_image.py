@@ -56,54 +56,19 @@ _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SITE = f"{_ENVIRONMENT}/lib/python{_VERSION}/site-packages"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 _STDLIB_LEFT_OUT = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idle_test",
-        "idlelib",
-        "turtledemo",
-        "tkinter",
-        "ensurepip",
-        "__pycache__",
-    }
+    (
+        *("site-packages", "dist-packages", "__pycache__", "ensurepip"),
+        *("test", "tests", "idle_test", "idlelib", "turtledemo", "tkinter"),
+    )
 )
 
+
 _SECRETS = (
-    ".env",
-    ".env.*",
-    ".git",
-    ".ssh",
-    ".aws",
-    ".gnupg",
-    ".kube",
-    ".docker",
-    ".azure",
-    ".netrc",
-    "_netrc",
-    ".pypirc",
-    ".npmrc",
-    ".git-credentials",
-    ".htpasswd",
-    ".pgpass",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.jks",
-    "*.keystore",
-    "*.kdbx",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    "credentials",
-    "credentials.json",
-    "service[-_]account*.json",
-    "kubeconfig",
-    "secrets.*",
-    "*.token",
+    *(".git", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure"),
+    *(".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", ".pgpass", "kubeconfig"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    *(".env", ".env.*", "secrets.*", "*.token", "credentials", "credentials.json", "service[-_]account*.json"),
 )
 """Names of files and folders that hold secrets, as patterns."""
 

@@ -19,15 +19,10 @@ from stoker.launching.launcher import seen_now
 from stoker.records.launch import LaunchPhase, LaunchState
 
 _STUCK = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
+    (
+        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+    )
 )
 """Reasons for which a container waits that do not pass by themselves."""
 

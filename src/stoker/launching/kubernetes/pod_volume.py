@@ -43,7 +43,6 @@ class RunVolume:
 
     def __init__(self, api: ClusterApi, name: str, pod: Object, owner: Object | None) -> None:
         self._api, self._name, self._pod, self._owner = api, name, pod, owner
-        self._visitor = ""
 
     def running_pod(self) -> str:
         """The name of the run's own pod of host 0, if it runs; else "".
