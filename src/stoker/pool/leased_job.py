@@ -443,7 +443,7 @@ class LeasedJob:
         if self._box is not None:
             with contextlib.suppress(OSError, BadRun):
                 self._box.write_word("stop")
-        timer = threading.Timer(notice_s, lambda: None if self.is_over else self.kill())
+        timer = threading.Timer(notice_s, self._kill_unless_over)
         timer.daemon = True
         timer.start()
 
@@ -456,6 +456,10 @@ class LeasedJob:
         """End the job now."""
         if self._process is not None:
             self._process.kill()
+
+    def _kill_unless_over(self) -> None:
+        if not self.is_over:
+            self.kill()
 
     @property
     def running_s(self) -> int:
