@@ -247,6 +247,19 @@ def test_where_a_device_is_lent_a_kind_is_taken_that_can(monkeypatch):
         best_isolation("gvisor", ("/dev/nvidia0",))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are read in /proc")
+def test_processes_are_counted_whatever_they_call_themselves():
+    """A name that is no text neither hides a process nor ends the watch of the others: each program gives its own."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"\xff\xfe) R 1")
+    try:
+        assert os.getpid() in isolation._descendants(os.getppid())
+        assert isolation.cpu_s_of({os.getpid()}) > 0
+    finally:
+        name.write_bytes(before)
+
+
 def test_containers_of_a_killed_agent_are_removed(tmp_path, monkeypatch):
     """Podman's containers outlive their client: the next agent removes those whose agent is gone, and no others."""
     mine = f"{isolation._container_prefix(os.getpid())}abcdefgh"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Request, Submission
 from stoker.pool import events as on
-from stoker.pool import rented_run, renting
+from stoker.pool import pool_launcher, rented_run, renting
 from stoker.pool import terms as terms_module
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.client import DiskFailed, _Busy
@@ -59,6 +60,14 @@ class TestConformance(LauncherConformance):
     def own_keys(self, tmp_path, monkeypatch) -> None:
         """Keys of the test's own."""
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def test_looking_at_the_module_loads_nothing(monkeypatch) -> None:
+    """Where a pool's packages are missing, only the use of its module fails, and says what is missing."""
+    monkeypatch.setitem(sys.modules, "stoker.pool.renting", None)
+    assert not hasattr(pool_launcher.renting, "__wrapped__")  # asked by doctest, of everything in a module
+    with pytest.raises(PlaceFailed, match=r"a pool needs .*, which is not installed here"):
+        LAUNCHER.stop({})
 
 
 class Pool(FakePool):

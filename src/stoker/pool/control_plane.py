@@ -476,7 +476,7 @@ class ControlPlane:
             content = await _body(request, MOST_BYTES, HEAD_S)
         except TimeoutError:
             raise Refused(f"this event did not come within {HEAD_S:.0f} s", remedy="Send it again.") from None
-        draft = read_draft(content)
+        draft = read_draft(bytes(content))
         if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         self._by_key.take(draft.actor, f"the key {short(draft.actor)}", 1.0 + len(content) // _EVENT_BYTES)
@@ -800,7 +800,7 @@ class ControlPlane:
         return FileResponse(path, media_type="application/octet-stream")
 
 
-async def _body(request: Request, most_bytes: int, within_s: float) -> bytes:
+async def _body(request: Request, most_bytes: int, within_s: float) -> bytearray:
     """The body of a request; of one that is longer than `most_bytes`, its beginning, which is longer as well.
 
     Raises:
@@ -812,7 +812,7 @@ async def _body(request: Request, most_bytes: int, within_s: float) -> bytes:
             content += part
             if len(content) > most_bytes:
                 break
-    return bytes(content)
+    return content
 
 
 def _number(request: Request, name: str) -> float:

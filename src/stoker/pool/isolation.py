@@ -797,8 +797,8 @@ def _missing(*programs: str, packages: str) -> str | None:
 
 def _stat_of(pid: int) -> list[str]:
     """What the kernel says of a process, from its state on, which is field 3 of /proc/PID/stat; [] if it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    with suppress(OSError):  # before the state stands its name, which is any bytes that it likes
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []
 
 
