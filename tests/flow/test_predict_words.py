@@ -18,7 +18,10 @@ from stoker.artifacts import read
 from stoker.data.files.tables import Table
 from stoker.engines import load
 from stoker.errors import BadJob
+from stoker.predicting.column_mapping import Input, misfit
+from stoker.predicting.input_conversion import elements
 from stoker.predicting.prediction_request import PredictOptions
+from stoker.predicting.row_source import SourceColumn
 from stoker.records import InputColumn
 from tests.flow.builders import PLAN
 
@@ -123,3 +126,36 @@ def test_the_artifact_keeps_columns_words_and_what_stood_in_for_missing_values(m
     features, categories = read(model).manifest.inputs
     assert features.columns == (InputColumn(name="age", missing=table.table.record.means["age"]),)
     assert categories.columns == (InputColumn(name="city", words=CITIES),)
+
+
+def test_a_word_is_looked_up_once_however_many_rows_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of millions of rows have few words; unknown ones are named in each row that has them."""
+    asked: list[str | None] = []
+    number_of = InputColumn.number_of
+    monkeypatch.setattr(InputColumn, "number_of", lambda self, word: asked.append(word) or number_of(self, word))
+    column = InputColumn(name="city", words=CITIES)
+    spec = Input("categories", "INT64", (1,), None, columns=(column,))
+    samples = elements([["Rom", "Oslo", None] * 100], ["city"], spec, allow_nan=False)
+    assert asked == ["Rom", "Oslo", None]
+    assert np.asarray(samples.values)[::3].tolist() == [[1]] * 100
+    assert sorted(samples.bad) == [row for row in range(300) if row % 3]
+    assert samples.bad[299] == "is empty"
+    assert "Oslo" in samples.bad[298]
+
+
+def test_a_column_without_text_is_no_category() -> None:
+    """A map is refused before a row is read, as a list is."""
+    spec = Input("categories", "INT64", (1,), None, columns=(InputColumn(name="city", words=CITIES),))
+    for kind in (pa.map_(pa.string(), pa.int32()), pa.list_(pa.string()), pa.binary(), pa.struct([("a", pa.int8())])):
+        assert "wanted words" in misfit(SourceColumn("city", kind), spec, is_element=True, is_word=True)
+    for kind in (pa.string(), pa.int64(), pa.bool_(), pa.date32(), pa.dictionary(pa.int32(), pa.string())):
+        assert not misfit(SourceColumn("city", kind), spec, is_element=True, is_word=True)
+
+
+def test_missing_numbers_that_stay_nan_are_not_filled_in(tmp_path: Path) -> None:
+    """`missing` as a number is kept as one, also a whole one; NaN stands for itself."""
+    path = tmp_path / "customers.csv"
+    path.write_text("age,tall,city\n1,2,Rom\n,,Rom\n3,4,Bern\n")
+    table = stoker.data.csv(path, categories=["city"], missing={"age": 7, "tall": float("nan")})
+    age, tall = table.input_columns["features"]
+    assert (repr(age.missing), tall.missing) == ("7.0", None)

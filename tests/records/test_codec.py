@@ -340,3 +340,18 @@ def test_an_event_is_at_a_time_that_has_a_date(at: object) -> None:
     """A reader may show it as one."""
     with pytest.raises(ValueError, match=r"Event\.at"):
         read_event(changed(Event(kind="warned", at=1.0), at=at))
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-inf", "x"])
+def test_a_text_stays_a_text_where_a_number_may_be_too(word: str) -> None:
+    """The word in place of a category's missing values may be `nan`, which is also how JSON holds that number."""
+    column = InputColumn(name="country", words=(word,), missing=word)
+    assert loads(dumps(column), InputColumn).number_of(None) == 0
+
+
+def test_an_unknown_word_does_not_bring_long_words_into_its_error() -> None:
+    """A bad row, or an answer of a server, is short however long the words of training are."""
+    column = InputColumn(name="text", words=tuple(f"{letter}" * 100_000 for letter in "abc"))
+    with pytest.raises(ValueError, match="a word that training did not have") as caught:
+        column.number_of("d" * 100_000)
+    assert len(str(caught.value)) < 300

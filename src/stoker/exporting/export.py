@@ -28,6 +28,7 @@ from stoker.loading.samples import Samples
 from stoker.planning.resolved_job import users_code
 from stoker.recipes import resolved
 from stoker.records import ArtifactSource, InputColumn
+from stoker.records.codec import dumps
 from stoker.stepping.foreign_models import merge_adapters
 from stoker.store import sha256_file
 from stoker.store.run_files import COLUMNS, WEIGHTS
@@ -36,7 +37,7 @@ from stoker.units import MIB
 
 _NUM_EXAMPLES = 8
 _MOST_BYTES_OF_WORDS = 8 * MIB
-"""Words of categories for a manifest, which is read whole, and has 16 MiB at most; with more a model takes numbers."""
+"""Columns in a manifest as JSON, half of the 16 MiB that it has at most; with more a model takes numbers."""
 _MOST_LOOKED_AT, _LOOKED_AT_ONCE = 4096, 64
 """Most samples that are looked through for NaN, and how many of them are copied at once."""
 
@@ -226,8 +227,7 @@ def _columns(job: Job, run: Run, inputs: JobInputs, data: Datasets) -> dict[str,
     columns = {
         name: entries[str(key)] for name, key in zip(inputs.names, inputs.keys, strict=True) if str(key) in entries
     }
-    size = sum(len(word.encode()) + 4 for each in columns.values() for column in each for word in column.words)
-    return columns if size <= _MOST_BYTES_OF_WORDS else {}
+    return columns if len(dumps(columns).encode()) <= _MOST_BYTES_OF_WORDS else {}
 
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:

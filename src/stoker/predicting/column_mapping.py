@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stoker.data.reading.table_readers import words_of
 from stoker.errors import BadJob, nearest
 from stoker.predicting.row_source import SourceColumn
 from stoker.records import BATCH, Datatype, DynamicDim, InputColumn, Manifest, TensorSpec
@@ -74,7 +75,7 @@ def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False, is_wor
         return ""
     sizes, leaf = _list_sizes(field.type)
     if is_word:
-        return f"holds {field.type}, wanted words" if sizes or is_binary(leaf) or pa.types.is_struct(leaf) else ""
+        return f"holds {field.type}, wanted words" if sizes or is_binary(leaf) or not _has_text(leaf) else ""
     is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
     is_image = field.is_image or (not sizes and (is_binary(leaf) or _is_string(leaf) or is_struct))
     if spec.datatype == "BYTES":
@@ -205,6 +206,14 @@ def _list_sizes(kind: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]
         sizes.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
         kind = kind.value_type
     return tuple(sizes), kind
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    try:
+        words_of(pa.nulls(0, kind))
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _is_string(kind: pa.DataType) -> bool:

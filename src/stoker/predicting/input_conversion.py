@@ -174,12 +174,24 @@ def elements(columns: Sequence[Column], names: Sequence[str], spec: Input, *, al
 def _element(column: Column, trained: InputColumn, spec: Input, *, allow_nan: bool) -> InputSamples:
     """A row's number from the value of a column, read as in training."""
     if trained.words:
-        return collected(
-            _texts(column), spec, lambda text: np.asarray(trained.number_of(text), dtype_of(spec.datatype))
-        )
+        return _numbers_of_words(_texts(column), trained, dtype_of(spec.datatype))
     if isinstance(trained.missing, float):
         column = _with_missing(column, trained.missing)
     return numbers(column, spec, allow_nan=allow_nan)
+
+
+def _numbers_of_words(texts: Sequence[str | None], trained: InputColumn, dtype: np.dtype[Any]) -> InputSamples:
+    """A number for each row, looked up once for each different word."""
+    numbers: dict[str | None, int] = {}
+    reasons: dict[str | None, str] = {}
+    for text in dict.fromkeys(texts):
+        try:
+            numbers[text] = trained.number_of(text)
+        except ValueError as error:
+            numbers[text], reasons[text] = 0, str(error)
+    values = np.fromiter(map(numbers.__getitem__, texts), dtype, len(texts))
+    bad = {row: reasons[text] for row, text in enumerate(texts) if text in reasons} if reasons else {}
+    return InputSamples(values, bad)
 
 
 def _texts(column: Column) -> list[str | None]:

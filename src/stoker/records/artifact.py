@@ -69,15 +69,18 @@ class InputColumn:
             word = self.missing
         number = self._numbers.get(word)
         if number is None:
-            shown = word if len(word) < _MOST_SHOWN else f"{word[: _MOST_SHOWN - 1]}…"
-            few = ", ".join(map(repr, self.words[:_MOST_LISTED]))
+            few = ", ".join(repr(_cut_off(known)) for known in self.words[:_MOST_LISTED])
             more = f", … ({len(self.words):,} in all)" if len(self.words) > _MOST_LISTED else ""
-            raise ValueError(f"is {shown!r}, a word that training did not have; known: {few}{more}")
+            raise ValueError(f"is {_cut_off(word)!r}, a word that training did not have; known: {few}{more}")
         return number
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
+
+
+def _cut_off(word: str) -> str:
+    return word if len(word) < _MOST_SHOWN else f"{word[: _MOST_SHOWN - 1]}…"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ random without holding them in memory. It is read again when a file's size or ti
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -120,8 +121,9 @@ class Table(IndexedSource):
         features = []
         for name in record.features:
             choice = spec.for_missing(name)
-            missing = record.means[name] if choice == "mean" else None if isinstance(choice, str) else choice
-            features.append(InputColumn(name=name, missing=missing))
+            number = record.means[name] if choice == "mean" else choice
+            is_kept = number is None or isinstance(number, str) or math.isnan(number)
+            features.append(InputColumn(name=name, missing=None if is_kept else float(number)))
         filled = {name: str(value) for name, value in spec.missing if value != "drop"}
         categories = tuple(
             InputColumn(name=name, words=words, missing=filled.get(name)) for name, words in record.categories.items()
