@@ -1033,6 +1033,17 @@ def test_batches_with_a_row_or_an_item_for_each_sample_are_none_of_these(collate
     assert not not_by_sample(few, 7, more, 8)
 
 
+def test_what_grows_by_padding_alone_stays_whole_in_parts() -> None:
+    """A mask [T, T] and positions [T] beside samples [B, T] fit every part of the batch; nodes of graphs do not."""
+    few, more = (
+        {"ids": torch.zeros(size, length), "mask": torch.zeros(length, length), "at": torch.zeros(length)}
+        for size, length in ((7, 12), (8, 15))
+    )
+    assert not_by_sample(few, 7, more, 8) == []
+    few["nodes"], more["nodes"] = torch.zeros(30, 12), torch.zeros(34, 15)
+    assert not_by_sample(few, 7, more, 8) == ["'nodes'"]
+
+
 def test_batches_with_the_time_first_are_not_by_sample() -> None:
     """Sequences padded as recurrent layers take them by default: the first dimension is the longest one's."""
     few, more = (torch.zeros(time, count, 2) for time, count in ((5, 7), (6, 8)))

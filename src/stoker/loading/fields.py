@@ -96,29 +96,41 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
 def not_by_sample(content: Content, size: int, larger: Content, larger_size: int) -> list[str]:
     """Places of tensors that grow with a batch, and have not one row for each sample, as nodes of graphs end to end.
 
-    `cut` would leave them whole. Compared are batches of two sizes.
+    `cut` would leave them whole. Compared are batches of two sizes. What grows by padding alone, such as the positions
+    [T] of samples [B, T], is not among them: the parts of a batch are as long as the whole.
     """
-    return _not_by_sample(content, larger, (size, larger_size), "", is_row=isinstance(content, tuple))
+    sizes = (size, larger_size)
+    pairs = _pairs(content, larger, sizes, "", is_row=isinstance(content, tuple))
+    by_row = {place: _has_rows(one, size) and _has_rows(other, larger_size) for place, one, other in pairs}
+    lengths = {
+        length
+        for place, one, other in pairs
+        if by_row[place]
+        for length in zip(one.shape[1:], other.shape[1:], strict=False)
+        if length != sizes
+    }
+
+    def is_padded(one: torch.Tensor, other: torch.Tensor) -> bool:
+        grown = [length for length in zip(one.shape, other.shape, strict=False) if length[0] != length[1]]
+        return one.dim() == other.dim() and lengths.issuperset(grown)
+
+    return [place or "the batch" for place, one, other in pairs if not (by_row[place] or is_padded(one, other))]
 
 
-def _not_by_sample(
+def _pairs(
     content: Content, larger: Content, sizes: tuple[int, int], place: str, *, is_row: bool = False
-) -> list[str]:
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The tensors of two batches that are not lists of samples, by their place."""
     if isinstance(content, torch.Tensor) and isinstance(larger, torch.Tensor):
-        has_rows = _has_rows(content, sizes[0]) and _has_rows(larger, sizes[1])
-        return [] if has_rows or content.shape == larger.shape else [place or "the batch"]
+        return [(place, content, larger)]
     if isinstance(content, Mapping) and isinstance(larger, Mapping):
-        pairs = [(repr(key), item, larger[key]) for key, item in content.items() if key in larger]
+        items = [(repr(key), item, larger[key]) for key, item in content.items() if key in larger]
     elif isinstance(content, tuple | list) and isinstance(larger, tuple | list) and len(content) == len(larger):
         is_of_samples = not is_row and _is_by_sample(content, sizes[0])
-        pairs = [] if is_of_samples else [(str(at), *pair) for at, pair in enumerate(zip(content, larger, strict=True))]
+        items = [] if is_of_samples else [(str(at), *pair) for at, pair in enumerate(zip(content, larger, strict=True))]
     else:
         return []
-    return [
-        found
-        for at, one, other in pairs
-        for found in _not_by_sample(one, other, sizes, f"{place}[{at}]" if place else at)
-    ]
+    return [found for at, one, other in items for found in _pairs(one, other, sizes, f"{place}[{at}]" if place else at)]
 
 
 def cut(content: Content, start: int, stop: int, size: int) -> Content:

@@ -122,8 +122,8 @@ class Table(IndexedSource):
         for name in record.features:
             choice = spec.for_missing(name)
             number = record.means[name] if choice == "mean" else choice
-            is_kept = number is None or isinstance(number, str) or math.isnan(number)
-            features.append(InputColumn(name=name, missing=None if is_kept else float(number)))
+            missing = float(number) if isinstance(number, int | float) and not math.isnan(number) else None
+            features.append(InputColumn(name=name, missing=missing))
         filled = {name: str(value) for name, value in spec.missing if value != "drop"}
         categories = tuple(
             InputColumn(name=name, words=words, missing=filled.get(name)) for name, words in record.categories.items()
