@@ -150,7 +150,7 @@ def test_an_agent_that_declines_releases_the_other_and_both_sites_run_elsewhere(
             market.lend(name, price)
         handle = LAUNCHER.start(market.submission("updates=100", agents="2", verify="none"), lambda _: None)
         assert market.follow(handle)[-1] == "finished"
-        before, after = market.leases()[:2], market.leases()[2:]
+        before, after = market.leases()[:2], market.leases()[-2:]  # a slow machine may try others in between
         assert {one["offer_id"] for one in before} == {"prude", "ox"}
         assert {one["offer_id"] for one in after} == {"ox", "cow"}
         assert [one["paid_s"] for one in before] == [0, 0]
