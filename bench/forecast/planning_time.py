@@ -36,7 +36,7 @@ from stoker.profiling.tracing.repetition import traces_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
 from stoker.store.record_caches import packed_trace, unpacked_trace
 
-DATE = "2026-11-27"
+DATE = time.strftime("%Y-%m-%d")
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "llama8b.py"
 RESULTS = ROOT / "bench" / "results"

@@ -159,3 +159,14 @@ def test_missing_numbers_that_stay_nan_are_not_filled_in(tmp_path: Path) -> None
     table = stoker.data.csv(path, categories=["city"], missing={"age": 7, "tall": float("nan")})
     age, tall = table.input_columns["features"]
     assert (repr(age.missing), tall.missing) == ("7.0", None)
+
+
+def test_more_words_than_a_manifest_holds_are_left_out_with_a_note(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model then takes numbers, as it says."""
+    run = stoker.train(_job(table), plan=dataclasses.replace(PLAN, micro_batch=8))
+    monkeypatch.setattr("stoker.exporting.export._MOST_BYTES_OF_WORDS", 100)
+    manifest = stoker.export(run, tmp_path / "models" / "customers", job=_job(table)).manifest
+    assert not any(spec.columns for spec in manifest.inputs)
+    assert any("takes numbers of categories, and no words" in note for note in manifest.notes)

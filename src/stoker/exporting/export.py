@@ -33,7 +33,7 @@ from stoker.stepping.foreign_models import merge_adapters
 from stoker.store import sha256_file
 from stoker.store.run_files import COLUMNS, WEIGHTS
 from stoker.training.run_handle import Run, load
-from stoker.units import MIB
+from stoker.units import MIB, format_bytes
 
 _NUM_EXAMPLES = 8
 _MOST_BYTES_OF_WORDS = 8 * MIB
@@ -105,6 +105,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
         data = _data_of(job, run)
         samples = data.valid or data.test or data.train
         inputs = job_inputs(job, module, samples)
+        columns, left_out = _columns(job, run, inputs, data)
         about = dataclasses.replace(
             about,
             name=about.name or out.name,
@@ -112,8 +113,8 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             source=source,
             dynamic=about.dynamic or _varying(inputs),
             labels=about.labels or _labels(job, module, inputs),
-            columns=about.columns or _columns(job, run, inputs, data),
-            notes=(*about.notes, *_note_on_changes(data, run)),
+            columns=about.columns or columns,
+            notes=(*about.notes, *_note_on_changes(data, run), *left_out),
             takes_prepared=False,
         )
         rows = with_missing(inputs, module, example_rows(samples))
@@ -218,8 +219,10 @@ def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
     return varying([inputs.arrays([row]) for row in example_rows(inputs.samples)])
 
 
-def _columns(job: Job, run: Run, inputs: JobInputs, data: Datasets) -> dict[str, tuple[InputColumn, ...]]:
-    """The columns that each input was read from when the run began."""
+def _columns(
+    job: Job, run: Run, inputs: JobInputs, data: Datasets
+) -> tuple[dict[str, tuple[InputColumn, ...]], tuple[str, ...]]:
+    """The columns that each input was read from when the run began, and a remark if a manifest cannot hold them."""
     stored = run.directory.read(COLUMNS)
     if stored is None and not _note_on_changes(data, run):  # of a run that began before Stoker kept them
         stored = input_columns_of(job)
@@ -227,7 +230,14 @@ def _columns(job: Job, run: Run, inputs: JobInputs, data: Datasets) -> dict[str,
     columns = {
         name: entries[str(key)] for name, key in zip(inputs.names, inputs.keys, strict=True) if str(key) in entries
     }
-    return columns if len(dumps(columns).encode()) <= _MOST_BYTES_OF_WORDS else {}
+    size = len(dumps(columns).encode())
+    if size <= _MOST_BYTES_OF_WORDS:
+        return columns, ()
+    note = (
+        f"the model takes numbers of categories, and no words: columns and words of training are {format_bytes(size)}, "
+        f"and a manifest has at most {format_bytes(_MOST_BYTES_OF_WORDS)} of them"
+    )
+    return {}, (note,)
 
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:

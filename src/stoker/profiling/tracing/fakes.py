@@ -115,7 +115,7 @@ class SmallForReal(TorchDispatchMode):
     ) -> Any:
         """Run one operation, for real if it is small."""
         kwargs = kwargs or {}
-        tensors = [*tensors_in((args, tuple(kwargs.values())))]
+        tensors = tensors_in((args, tuple(kwargs.values())))
         is_real = not any(map(is_fake, tensors)) if tensors else _makes_small(args, kwargs)
         if not is_real or func.namespace == "prim":
             return func(*args, **kwargs)

@@ -102,7 +102,7 @@ def operation_of(
     """
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
-    inputs = list(tensors_in((args, kwargs.values())))
+    inputs = tensors_in((args, kwargs.values()))
     written = written_arguments(func, args, kwargs)
     outputs = tensors_in([out]) or written
     ignored = {id(tensor) for tensor in written} if name in _OVERWRITING else set()
