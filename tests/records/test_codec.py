@@ -343,9 +343,9 @@ def test_an_event_is_at_a_time_that_has_a_date(at: object) -> None:
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf", "x"])
-def test_a_text_stays_a_text_where_a_number_may_be_too(word: str) -> None:
+def test_a_word_for_missing_values_stays_a_word(word: str) -> None:
     """The word in place of a category's missing values may be `nan`, which is also how JSON holds that number."""
-    column = InputColumn(name="country", words=(word,), missing=word)
+    column = InputColumn(name="country", words=(word,), missing_word=word)
     assert loads(dumps(column), InputColumn).number_of(None) == 0
 
 

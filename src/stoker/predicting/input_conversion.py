@@ -175,7 +175,7 @@ def _element(column: Column, trained: InputColumn, spec: Input, *, allow_nan: bo
     """A row's number from the value of a column, read as in training."""
     if trained.words:
         return _numbers_of_words(_texts(column), trained, dtype_of(spec.datatype))
-    if isinstance(trained.missing, float):
+    if trained.missing is not None:
         column = _with_missing(column, trained.missing)
     return numbers(column, spec, allow_nan=allow_nan)
 

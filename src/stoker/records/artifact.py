@@ -46,27 +46,28 @@ BATCH = "batch"
 class InputColumn:
     """A column of a table that an element of an input is read from, as the model was trained with it.
 
-    `words` are the values of a category in the order of their numbers; empty for a column of numbers. `missing` is what
-    an empty value became in training, a number or a word; None: training had none.
+    `words` are the values of a category in the order of their numbers; empty for a column of numbers. An empty value
+    became `missing` in training, or `missing_word` in a category; None: training had none.
     """
 
     name: str
     words: tuple[str, ...] = ()
-    missing: float | str | None = None
+    missing: float | None = None
+    missing_word: str | None = None
 
     def number_of(self, word: str | None) -> int:
-        """The number of a category's word; an empty one, or None, is `missing`.
+        """The number of a category's word; an empty one, or None, is `missing_word`.
 
         Raises:
             ValueError: training had no such word; the text follows the column's name.
 
-        >>> InputColumn(name="city", words=("Bern", "Rom"), missing="Rom").number_of(None)
+        >>> InputColumn(name="city", words=("Bern", "Rom"), missing_word="Rom").number_of(None)
         1
         """
         if not word and (word is None or word not in self._numbers):
-            if not isinstance(self.missing, str):
+            if self.missing_word is None:
                 raise ValueError("is empty")
-            word = self.missing
+            word = self.missing_word
         number = self._numbers.get(word)
         if number is None:
             few = ", ".join(repr(_cut_off(known)) for known in self.words[:_MOST_LISTED])

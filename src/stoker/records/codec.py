@@ -183,8 +183,6 @@ def _decode(value: JSON, expected: Any, path: str) -> Any:
 def _decode_union(value: JSON, choices: tuple[Any, ...], path: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
-    if type(value) in choices:  # "nan" is a text where a text may be, and not a number
-        return value
     problems: list[str] = []
     for choice in (c for c in choices if c is not types.NoneType):
         try:

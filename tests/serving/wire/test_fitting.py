@@ -94,7 +94,7 @@ WORDS = manifest_of(
             datatype="INT64",
             shape=("batch", 2),
             columns=(
-                InputColumn(name="city", words=("Bern", "Rom"), missing="Rom"),
+                InputColumn(name="city", words=("Bern", "Rom"), missing_word="Rom"),
                 InputColumn(name="size", words=("L", "M", "S")),
             ),
         ),

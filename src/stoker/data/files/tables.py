@@ -126,7 +126,8 @@ class Table(IndexedSource):
             features.append(InputColumn(name=name, missing=missing))
         filled = {name: str(value) for name, value in spec.missing if value != "drop"}
         categories = tuple(
-            InputColumn(name=name, words=words, missing=filled.get(name)) for name, words in record.categories.items()
+            InputColumn(name=name, words=words, missing_word=filled.get(name))
+            for name, words in record.categories.items()
         )
         entries: dict[str | int, tuple[InputColumn, ...]] = {
             0 if self._is_pair else FEATURES: tuple(features),
