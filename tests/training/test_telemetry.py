@@ -134,6 +134,16 @@ def test_the_time_to_go_leaves_the_first_update_out_of_an_event_of_several() -> 
     assert run.progress()["eta_s"] == pytest.approx(500 / 400)
 
 
+def test_the_first_update_under_another_plan_says_nothing_of_the_time_to_go() -> None:
+    """It compiles: half a minute that comes once would be hours in a run of many updates."""
+    run = Watched()
+    for update_s in (1.0, 0.2, 30.0, 0.2):
+        if update_s == 30.0:
+            run.telemetry.replanned()
+        run.update(data_s=0.05, update_s=update_s)
+    assert run.progress()["eta_s"] == pytest.approx(600 / 400)
+
+
 def test_a_slow_stretch_does_not_spoil_the_time_to_go() -> None:
     """It weighs no more than the time it took: after as many fast seconds the rate is half of the true one."""
     run = Watched()

@@ -43,6 +43,7 @@ from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
 from stoker.launching.meter import held_in_log, save_time_s
+from stoker.launching.process_end import ends_within
 from stoker.launching.reachable_ports import port_of, silent_hosts
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
@@ -433,8 +434,7 @@ class HostSupervisor:
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
                 self._beat()
-            with suppress(subprocess.TimeoutExpired):
-                running[0].wait(0.2)  # at once where it has ended since
+            ends_within(running[0], 0.2)
         return [int(process.returncode) for process in self._processes]
 
     def _beat(self) -> None:

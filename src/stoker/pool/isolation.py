@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import IO
 
 from stoker.errors import NoDevice, PlaceFailed, nearest
+from stoker.launching.process_end import ends_within
 from stoker.pool.control_group import ControlGroup, joining
 from stoker.pool.system_call_filter import MACHINE, filter_program
 from stoker.units import format_bytes, format_seconds
@@ -194,7 +195,7 @@ class IsolatedProcess:
             self._group.kill()
 
     def _watch(self) -> None:
-        while self._process.poll() is None:
+        while not ends_within(self._process, self._pause_s):
             try:
                 sentence = self._over_limit()
             except Exception as problem:  # noqa: BLE001 - what cannot be watched does not run on unwatched
@@ -203,8 +204,6 @@ class IsolatedProcess:
                 self.exceeded = sentence
                 self.kill()
                 break
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(self._pause_s)
         self._process.wait()
         if self._group is not None:
             if not self.exceeded and self._group.memory_failures():

@@ -83,8 +83,8 @@ class Telemetry:
         self._loss_sum: torch.Tensor | float = 0.0
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
-        self._of_first: tuple[int, float] | None = None
-        """Samples and time [s] of this process's first update, until the next progress event."""
+        self._first_samples, self._first_s = 0, 0.0
+        """Samples and time [s] of the updates since the last progress event that were a plan's first."""
         self._device, self._watching = device, contextlib.ExitStack()
         self._allocated: PeakMemory | None = None
         self.replanned()
@@ -117,22 +117,27 @@ class Telemetry:
 
     def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
         """Take in an update's loss; returns whether a progress event is due."""
-        self._update_s = self.lap("update")
+        self._took(self.lap("update"), 1, num_samples)
         # Does not wait for a GPU; on a CPU a number costs nothing and, unlike a tensor, keeps no memory.
         self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
         self._num_losses += 1
-        self._samples += num_samples
-        if self._of_first is None:
-            self._of_first = num_samples, self._split["data"] + self._split["update"]
         return self._is_due(self._mark)
 
     def updated_together(self, losses: Sequence[float], num_samples: int) -> None:
         """Take in the losses of updates made in one call, `num_samples` each; never when `is_nearly_due`."""
-        self._update_s = self.lap("update") / len(losses)
+        self._took(self.lap("update"), len(losses), len(losses) * num_samples)
         for loss in losses:
             self._loss_sum += loss
         self._num_losses += len(losses)
-        self._samples += len(losses) * num_samples
+
+    def _took(self, took_s: float, num_updates: int, num_samples: int) -> None:
+        """Take in the time of updates made in one call, which may be the first under their plan."""
+        self._update_s = took_s / num_updates
+        self._samples += num_samples
+        if self._is_first:
+            self._is_first = False
+            self._first_samples += num_samples
+            self._first_s += self._data_s + took_s
 
     @property
     def is_nearly_due(self) -> bool:
@@ -156,11 +161,10 @@ class Telemetry:
         rate = self._samples / busy if busy > 0 else 0.0
         # Samples and seconds fade separately, so that one slow update at the start weighs no more than its time.
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
-        # The first update of a process also waits for its first batch, and makes kernels, state and caches.
-        first_samples, first_s = self._of_first or (0, 0.0)
-        self._recent_samples = fading * self._recent_samples + self._samples - first_samples
-        self._recent_s = fading * self._recent_s + busy - first_s
-        self._of_first = 0, 0.0
+        # A plan's first update also compiles, makes kernels, state and caches, or waits for the first batch.
+        self._recent_samples = fading * self._recent_samples + self._samples - self._first_samples
+        self._recent_s = fading * self._recent_s + busy - self._first_s
+        self._first_samples, self._first_s = 0, 0.0
         allocated = {} if self._allocated is None else {"allocated_bytes": self._allocated.num_bytes}
         self.samples_per_s = rate
         eta_s = None
@@ -193,10 +197,11 @@ class Telemetry:
         self._evaluations_left = max(0, self._evaluations_left - 1)
 
     def replanned(self) -> None:
-        """Reset the peak of a GPU's memory: what an earlier plan took says nothing of the one in force now.
+        """Another plan is in force: its first update says nothing of the time left, and its peak is not the last one's.
 
-        Not at each progress event: repeating a captured pass allocates nothing, and its peak would be forgotten.
+        A GPU's peak is not reset at progress events: repeating a captured pass allocates nothing, and it would be lost.
         """
+        self._is_first = True
         self._watching.close()
         if self._device.startswith("cuda"):
             self._allocated = self._watching.enter_context(PeakMemory(self._device))
