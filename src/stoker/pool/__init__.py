@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import lent_devices as lent_devices
     from stoker.pool.answers import read_offer as read_offer
-    from stoker.pool.answers import typed_lease as typed_lease
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient
     from stoker.pool.contract.custody import ChainSettings as ChainSettings
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from stoker.pool.isolation import Host as Host
     from stoker.pool.isolation import Limits as Limits
     from stoker.pool.isolation import best_isolation as best_isolation
+    from stoker.pool.keys import data_folder as data_folder
     from stoker.pool.keys import own_key as own_key
     from stoker.pool.keys import read_key as read_key
     from stoker.pool.lease_replay import evidence_of as evidence_of
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from stoker.pool.overview import event_words as event_words
     from stoker.pool.owners_use import LentGpu as LentGpu
     from stoker.pool.owners_use import limited_power as limited_power
-    from stoker.pool.serve import pool_folder as pool_folder
     from stoker.pool.serve import serve_pool as serve_pool
+    from stoker.pool.shown_lease import ShownLease as ShownLease
     from stoker.pool.state import State as State
 
 __getattr__ = on_first_use(__name__, __file__)
