@@ -2,16 +2,17 @@
 
     python -m bench.start.cpu_time [--jobs cnn,table,gpt] [--pairs 5] [--against SRC] [--out FILE]
 
-A run has eight updates and evaluates 1 % of its samples. `cold` is `stoker train JOB` with an empty
-cache, `kept` with the plan that `stoker plan JOB` left, user and system time of the whole process. `second` is the
-second `stoker.train` of another job in one process, and `second_first` that up to the end of its first update. `SRC` is
-the `src` folder of another revision, measured in turns (`git archive REVISION src | tar -x -C build/before`); the ratio
-is the median over pairs, here over there.
+A run has eight updates and evaluates 1 % of its samples. `cold` is `stoker train JOB` with an empty cache, `kept` with
+the plan that `stoker plan JOB` left: user and system time of the whole process. `second` is the second `stoker.train`
+in a process, of another learning rate under the kept plan, and `second_first` that up to its first update. `SRC` is the
+`src` folder of another revision, measured in turns (`git archive REVISION src | tar -x -C build/before`). Printed are
+lowest, median and highest, and of the ratio here over there, pair by pair.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -74,7 +75,7 @@ print(json.dumps({"second": time.process_time() - began, "second_first": first[0
 
 def cpu_s(source: Path, command: list[str], folder: Path, cache: Path) -> tuple[float, str]:
     """CPU time of a process of Python with its children [s], and what it printed."""
-    environment = os.environ | {
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
         "PYTHONPATH": str(source),
         "STOKER_CACHE": str(cache),
         "STOKER_RUNS": str(folder / "runs"),
@@ -97,18 +98,16 @@ def cpu_s(source: Path, command: list[str], folder: Path, cache: Path) -> tuple[
 
 def measured(source: Path, name: str, folder: Path) -> dict[str, float]:
     """CPU seconds by way of starting; the folder keeps the source's plan of the job from one round to the next."""
-    job, kept = folder / f"{name}.py", folder / f"kept-{name}-{source.parent.name}"
+    job, kept = folder / f"{name}.py", folder / f"kept-{name}-{hashlib.sha256(bytes(source)).hexdigest()[:8]}"
     train = ["-m", "stoker", "train", str(job), "--new"]
     if not kept.exists():
         cpu_s(source, ["-m", "stoker", "plan", str(job)], folder, kept)
-    spent: dict[str, float] = {}
+        cpu_s(source, train, folder, kept)  # the modules that a plan does not compile
     with tempfile.TemporaryDirectory() as cache:
-        spent["cold"] = cpu_s(source, train, folder, Path(cache))[0]
+        spent = {"cold": cpu_s(source, train, folder, Path(cache))[0]}
     spent["kept"] = cpu_s(source, train, folder, kept)[0]
-    for ending, of in (("", folder / "none"), ("_kept", kept)):
-        calls = json.loads(cpu_s(source, ["-c", SECOND, str(job)], folder, of)[1].splitlines()[-1])
-        spent |= {way + ending: value for way, value in calls.items()}
-    return spent
+    calls: dict[str, float] = json.loads(cpu_s(source, ["-c", SECOND, str(job)], folder, kept)[1].splitlines()[-1])
+    return spent | calls
 
 
 def main() -> int:
@@ -131,21 +130,15 @@ def main() -> int:
             for number in range(given.pairs):
                 for source in sorted(sources, reverse=number % 2 > 0):
                     runs[source].append(measured(sources[source], name, folder))
-            content["runs"][name] = runs
-            content["summary"][name] = {}
+            summary: dict[str, dict[str, tuple[float, float, float]]] = {}
             for way in runs["here"][0]:
-                row = {source: spread([run[way] for run in of]) for source, of in runs.items()}
-                ratios = (
-                    [here[way] / there[way] for here, there in zip(*runs.values(), strict=True)]
-                    if given.against
-                    else []
-                )
-                content["summary"][name][way] = row | ({"ratio": spread(ratios)} if ratios else {})
-                words = " ".join(
-                    f"{key} {low:.3f} {middle:.3f} {high:.3f}"
-                    for key, (low, middle, high) in content["summary"][name][way].items()
-                )
-                print(f"{name:6}{way:18}{words}", flush=True)
+                columns = {source: [run[way] for run in of] for source, of in runs.items()}
+                if given.against:
+                    columns["ratio"] = [a / b for a, b in zip(columns["here"], columns["there"], strict=True)]
+                summary[way] = {column: spread(values) for column, values in columns.items()}
+                words = (f"{column} {' '.join(f'{v:.3f}' for v in row)}" for column, row in summary[way].items())
+                print(f"{name:8}{way:14}{'   '.join(words)}", flush=True)
+            content["runs"][name], content["summary"][name] = runs, summary
             results.save(given.out or dated("start_cpu_time"), content)
     return 0
 
