@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.devices import cpu
 from stoker.devices.cpu import CgroupLimits, attached_cpu, describe_cpu
 
 ZEN_4 = """\
@@ -151,3 +152,15 @@ def test_this_machine_is_described():
     assert device.memory_bytes > 2**20
     assert device.fast_dtypes[0] == "fp32"
     assert device.model
+
+
+def test_what_the_cores_are_is_read_once_and_how_many_at_every_call(monkeypatch):
+    """A container's limits may change under a run; the CPU does not, unless the process is moved to other ones."""
+    reads, text = [], cpu._text
+    monkeypatch.setattr(cpu, "_text", lambda path: (reads.append(path), text(path))[1])
+    cpu._cpuinfo.cache_clear()
+    assert attached_cpu() == attached_cpu()
+    assert (reads.count("/proc/cpuinfo"), reads.count("/proc/self/cgroup")) == (1, 2)
+    monkeypatch.setattr(cpu, "usable_cpus", lambda: frozenset({0}))
+    assert attached_cpu().cores == 1
+    assert reads.count("/proc/cpuinfo") == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -159,6 +160,21 @@ def test_the_digest_of_a_function_is_of_what_it_does(tmp_path: Path, text: str, 
     first, second, other = (source_digest(load(tmp_path, version).loss) for version in (text, again, changed))
     assert first == second
     assert other != first
+
+
+@pytest.mark.parametrize("text", ["def loss(a, b):\n    return a - b", "loss = lambda a, b: a - b"])
+def test_a_digest_asks_no_other_module_for_its_file(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some modules import packages when they are asked for an attribute, and there are thousands."""
+    asked: list[str] = []
+
+    class Asked(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    monkeypatch.setitem(sys.modules, "asked", Asked("asked"))
+    assert source_digest(load(tmp_path, text).loss)
+    assert asked == []
 
 
 CELL = """

@@ -1,4 +1,4 @@
-"""PyTorch's compiler stays where it is until something is compiled."""
+"""PyTorch's compiler stays where it is until something is compiled, and sympy until something is traced."""
 
 from __future__ import annotations
 
@@ -71,6 +71,56 @@ assert not hasattr(torch.utils.checkpoint.checkpoint.__wrapped__, "__dynamo_disa
 print("done")
 """
 
+_UPDATE = """
+import sys, torch
+from torch import nn
+import torch.nn.functional as F
+from stoker.jobs import AdamW, Job
+from stoker.loading.datasets import datasets_of
+from stoker.records import Plan
+from stoker.stepping.coupling import at_first
+from stoker.stepping.model import meta_model
+from stoker.stepping.step import Step
+from stoker.loading.batches import in_order
+from stoker.units import updates
+
+torch.set_num_threads(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(8, 4)
+        self.place = nn.Parameter(torch.randn(4, requires_grad=True) * 0.02)
+        self.head = nn.Linear(4, 3)
+        nn.init.normal_(self.head.weight, std=0.02)
+        self.head.bias.data.normal_(std=0.02)
+
+    def forward(self, x):
+        return self.head(self.tokens(x).mean(1) + self.place)
+
+data = torch.zeros(16, 5, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)
+job = Job(model=Net, data=data, loss=lambda output, target: F.cross_entropy(output, target), optimizer=AdamW(lr=0.1),
+          batch=8, until=updates(2))
+samples = datasets_of(job).train
+assert {p.device.type for p in meta_model(job).parameters()} == {"meta"}
+step = Step(job, Plan(device="cpu", micro_batch=8), at_first(job, samples))
+step.gradients(next(iter(in_order(samples, step.pipeline(samples, augmented=True), 8))), 0)
+assert "torch._dynamo" not in sys.modules
+assert "sympy" not in sys.modules
+print("done")
+"""
+
+
+def _says_done(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.slow
+def test_an_outline_checks_and_a_pass_do_without_sympy() -> None:
+    """Normal draws of an outline, the check of a loss of the user's own, and a pass: all before the first update."""
+    _says_done(_UPDATE)
+
 
 @pytest.mark.slow
 def test_an_update_and_its_trace_do_without_the_compiler() -> None:
@@ -79,5 +129,4 @@ def test_an_update_and_its_trace_do_without_the_compiler() -> None:
     So do traces for a GPU, of checkpointed blocks and of tensors that are not the model's. And it works when it is
     asked for.
     """
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "done", done.stderr
+    _says_done(_SCRIPT)

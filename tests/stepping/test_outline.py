@@ -83,3 +83,36 @@ def test_a_function_that_fails_tells_the_error_of_the_real_model() -> None:
         meta_model(make_job(fails))
     assert devices == ["meta", "cpu"]
     assert caught.value.__context__ is None
+
+
+def test_an_outline_has_the_sizes_of_what_would_be_drawn() -> None:
+    """Normal draws are left out of it; what names a device or a generator is made as asked."""
+
+    class Drawn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = nn.Parameter(torch.randn(2, 3, dtype=torch.float64) * 0.02)
+            self.filled = nn.Parameter(torch.empty(4).normal_(1.0, std=2.0))
+            self.register_buffer("given", torch.randn(5, device="cpu"))
+            nn.init.normal_(self.scaled, std=0.02)
+
+    found = meta_model(make_job(Drawn))
+    described = {name: (t.device.type, tuple(t.shape), t.dtype) for name, t in found.state_dict().items()}
+    assert described == {
+        "scaled": ("meta", (2, 3), torch.float64),
+        "filled": ("meta", (4,), torch.float32),
+        "given": ("cpu", (5,), torch.float32),
+    }
+    assert found.get_buffer("given").count_nonzero() == 5
+
+
+def test_a_model_that_fills_weights_it_may_not_is_made_for_real() -> None:
+    """In place into a parameter that wants a gradient: the error is PyTorch's, of the model itself."""
+
+    def fills() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        layer.weight.normal_()
+        return layer
+
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        meta_model(make_job(fills))

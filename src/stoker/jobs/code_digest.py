@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import linecache
 import sys
 import textwrap
 import warnings
@@ -315,9 +316,20 @@ def _text(function: FunctionType) -> str:
     try:
         if function.__name__ == "<lambda>":
             return _lambda_text(function)
-        return _as_executed(inspect.getsource(function.__code__).strip())
+        lines = _lines(function)[function.__code__.co_firstlineno - 1 :]
+        return _as_executed("".join(inspect.getblock(lines)).strip())
     except (OSError, TypeError, IndexError, SyntaxError):  # typed at a prompt, or its file is gone
         return _code_text(function.__code__)
+
+
+def _lines(function: FunctionType) -> list[str]:
+    """All lines of the function's file; `inspect` would ask every module that is loaded whether the file is its own."""
+    file, module = function.__code__.co_filename, function.__globals__
+    linecache.checkcache(file)
+    lines = linecache.getlines(file, module if module.get("__file__") == file else None)
+    if len(lines) < function.__code__.co_firstlineno:
+        raise OSError("the file cannot be read, or has changed")
+    return lines
 
 
 def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> str:
@@ -330,7 +342,7 @@ def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> s
 
 def _lambda_text(function: FunctionType) -> str:
     """Parameters and body, cut out of the lambda's lines, which may hold other code too."""
-    lines = inspect.findsource(function.__code__)[0]
+    lines = _lines(function)
     starts: list[tuple[int, int]] = []
     ends: list[tuple[int, int]] = []
     for line, last, start, end in function.__code__.co_positions():

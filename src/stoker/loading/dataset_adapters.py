@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -110,7 +111,7 @@ def _require_no_columns(data: Any, what: str) -> None:
 
 
 def _as_tensor(array: Any, what: str) -> torch.Tensor:
-    if np.ma.is_masked(array):
+    if "numpy.ma" in sys.modules and np.ma.is_masked(array):  # there is none where nothing has imported that
         raise BadJob(
             f"{what} is an array with masked values, and a tensor has no mask",
             remedy="Say what stands for them: array.filled(…), or leave the samples out.",

@@ -14,14 +14,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import TYPE_CHECKING
 
-import jinja2
 from markupsafe import Markup, escape
 
 from stoker import units
 from stoker.records.codec import JSON
 from stoker.reporting import event_text, wording
 from stoker.reporting.colours import colour_sheet
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @functools.cache
@@ -32,7 +35,9 @@ def resource(name: str) -> Markup:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Made at the first page: compiling templates takes longer than a command's start may."""
+    """Made at the first page: importing Jinja and compiling templates takes longer than a command's start may."""
+    import jinja2  # noqa: PLC0415 - a run needs it at its end alone
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("stoker.reporting"),
         autoescape=True,

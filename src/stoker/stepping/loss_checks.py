@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -261,13 +262,16 @@ def require_own_targets(name: str, function: Callable[..., Any], output: Any, ta
             raise _crossed(what, output, target)
 
 
-def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:
-    """The shape that both are broadcast to, where that pairs samples with other samples; else None."""
+def _broadcast_shape(output: Any, target: Any) -> tuple[int, ...] | None:
+    """The shape that both are broadcast to, where that pairs samples with other samples; else None.
+
+    By NumPy, whose rules are PyTorch's: `torch.broadcast_shapes` imports symbolic shapes, and sympy with 432 modules.
+    """
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)) or output.dim() == target.dim():
         return None
     try:
-        both = torch.broadcast_shapes(output.shape, target.shape)
-    except RuntimeError:
+        both = np.broadcast_shapes(output.shape, target.shape)
+    except ValueError:
         return None
     return None if both in (output.shape, target.shape) else both
 

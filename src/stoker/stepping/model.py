@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from stoker.errors import BadJob
 from stoker.imports import collector_paused
@@ -189,9 +190,28 @@ def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     # The function may import packages on its first call.
     with torch.random.fork_rng(devices=[]), collector_paused():
         # Reading values fails in many ways, `.numpy()` by a TypeError; if the job is wrong, the real one fails too.
-        with contextlib.suppress(Exception), torch.device("meta"):
+        with contextlib.suppress(Exception), torch.device("meta"), _NormalDrawsLeftOut():
             return adopt_model(make())
         return adopt_model(make())
+
+
+_ZEROED = {torch.Tensor.normal_: torch.Tensor.zero_, nn.init.normal_: nn.init.zeros_}
+
+
+class _NormalDrawsLeftOut(TorchFunctionMode):
+    """Tensors without memory are not filled with normal draws, as embeddings are at first.
+
+    PyTorch makes these in Python, for which it imports symbolic shapes, and sympy with 432 modules.
+    """
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The call; zeros, which are written nowhere, in place of draws."""
+        kwargs = kwargs or {}
+        if func in _ZEROED and (tensor := args[0] if args else kwargs["tensor"]).is_meta:
+            return _ZEROED[func](tensor)
+        if func is torch.randn and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
+            func = torch.empty  # on the meta device, as everything that names none
+        return func(*args, **kwargs)
 
 
 def to_training(model: nn.Module) -> nn.Module:

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker.errors import StokerError
@@ -48,6 +47,7 @@ class CommTimer:
         self._clock = clock
         self.is_watching = False
         self._thread = 0
+        self._functional: Any = None
         self._wait: Any = None
         self._wait_tensor: Any = None
 
@@ -55,7 +55,9 @@ class CommTimer:
         """Replace PyTorch's functions; one timer at a time."""
         if self.is_watching or not dist.is_available():
             return
-        self._thread = threading.get_ident()
+        from torch.distributed import _functional_collectives as functional  # noqa: PLC0415 - slow to import
+
+        self._thread, self._functional = threading.get_ident(), functional
         self._wait, self._wait_tensor = dist.Work.wait, functional.wait_tensor
         try:
             dist.Work.wait = self._timed(self._wait)  # type: ignore[method-assign]  # until `stop`
@@ -68,7 +70,7 @@ class CommTimer:
         """Restore PyTorch's functions."""
         if self.is_watching:
             dist.Work.wait = self._wait  # type: ignore[method-assign]  # see `start`
-            functional.wait_tensor = self._wait_tensor
+            self._functional.wait_tensor = self._wait_tensor
             self.is_watching = False
 
     def _timed(self, wait: Any) -> Any:
