@@ -104,7 +104,7 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
         ([("Pow", "x", "c", "y")], {"c": 3}, -(2**8), 2**8),
         ([("Pow", "c", "x", "y")], {"c": 2}, 0, 24),
     ],
-    ids="remainder quotient comparison largest hash days age product difference square cube power".split(),
+    ids=["mod", "div", "less", "largest", "hash", "days", "age", "product", "difference", "square", "cube", "power"],
 )
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])
 def test_whole_numbers_are_exact_or_refused(
