@@ -100,8 +100,11 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
         ([("Sub", "f", "x", "p"), ("Div", "p", "c", "y")], {"f": 1_600_000_000, "c": 7}, 1_583_222_784, 1_616_777_216),
         ([("Mul", "x", "f", "y")], {"f": 1000}, -2_147_483, 2_147_483),
         ([("Sub", "x", "c", "y")], {"c": 7}, -(2**31) + 7, 2**31 - 1),
+        ([("Pow", "x", "c", "y")], {"c": 2}, -(2**12), 2**12),
+        ([("Pow", "x", "c", "y")], {"c": 3}, -(2**8), 2**8),
+        ([("Pow", "c", "x", "y")], {"c": 2}, 0, 24),
     ],
-    ids=["remainder", "quotient", "comparison", "largest", "hash", "days", "age", "product", "difference"],
+    ids=["mod", "div", "less", "largest", "hash", "days", "age", "product", "difference", "square", "cube", "power"],
 )
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])
 def test_whole_numbers_are_exact_or_refused(
@@ -127,3 +130,27 @@ def test_whole_numbers_are_exact_or_refused(
         for beyond in (least - 1, greatest + 1):
             with pytest.raises(ServiceError, match="openvino is exact for numbers from"):
                 engine.run({"x": np.full(3, beyond, dtype)})
+
+
+@pytest.mark.parametrize(
+    ("node", "constant"),
+    [
+        (("Mod", "x", "c", "y"), 100_000_007),
+        (("Div", "c", "x", "y"), 1_000_000_007),
+        (("Mod", "x", "c", "y"), 2**31 + 11),
+        (("Mul", "x", "c", "y"), 2_654_435_761),
+        (("Add", "x", "c", "y"), 2**40),
+    ],
+    ids=["remainder", "quotient", "divisor", "factor", "sum"],
+)
+def test_a_constant_that_is_not_exact_refuses_every_number(
+    tmp_path: Path, node: tuple[str, ...], constant: int
+) -> None:
+    """In float32 -5 % 100,000,007 would be 100,000,000, and 2^40 becomes the largest number of 32 bits."""
+    kind, (name, *operands) = TensorProto.INT64, node
+    made = [helper.make_node(name, operands[:-1], operands[-1:])]
+    path = graph_of(tmp_path / "g.onnx", made, {"x": kind}, {"y": kind}, {"c": np.array(constant, np.int64)})
+    specs = [TensorSpec(name=name, datatype="INT64", shape=("batch",)) for name in "xy"]
+    (engine,) = load_graph("openvino", Graph(path=path, precision="fp32", inputs=(specs[0],), outputs=(specs[1],)))
+    with pytest.raises(ServiceError, match="'x' meets a constant of the model that needs more"):
+        engine.run({"x": np.array([-5, 3])})

@@ -31,7 +31,7 @@ from stoker.engines.base import (
     require_names,
 )
 from stoker.engines.lookup_bounds import BOUNDS, Lookup, bounded_lookups, lookup_fault
-from stoker.engines.whole_numbers import HIGHEST, LOWEST, Range, exact_ranges
+from stoker.engines.whole_numbers import HIGHEST, LOWEST, Range, exact_ranges, inexact
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
@@ -97,12 +97,7 @@ class OpenVino:
             held[name] = array if array.flags.c_contiguous and array.flags.writeable else array.copy()
         for name, (least, greatest) in self._ranges.items():
             if held[name].size and (held[name].min() < least or held[name].max() > greatest):
-                raise BadValue(
-                    f"openvino computes in 32 bits, and {name!r} has numbers that need more"
-                    if (least, greatest) == (LOWEST, HIGHEST)
-                    else f"openvino is exact for numbers from {least:,} to {greatest:,} in {name!r}, which has others; "
-                    "exported with such examples, the model gets another engine"
-                )
+                raise BadValue(inexact(name, (least, greatest)))
         try:
             answers = self._infer(held)
         except RuntimeError as error:

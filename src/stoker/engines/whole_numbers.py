@@ -2,17 +2,20 @@
 
 On the CPU OpenVINO 2026.4 computes whole numbers in 32 bits, and compares, divides and reduces them in float32: of the
 identifiers 100,000,000 and 100,000,001 the remainders, and so the rows of a table, are the same. A product with a
-constant may need more than 32 bits. So each input that such an operation is computed from has a range.
+constant may need more than 32 bits. So each input that such an operation is computed from has a range, which is empty
+where the operation's constant is itself not exact.
 
 Not seen: products of two inputs, sums that need more than 32 bits, and what is within a loop or a branch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """The whole numbers of OpenVINO on the CPU."""
@@ -21,6 +24,10 @@ _COMPUTED_IN_FLOAT32 = frozenset(
     {"Divide", "Equal", "FloorMod", "Greater", "GreaterEqual", "Less", "LessEqual", "Mod", "NotEqual", "Power"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"}
 )
+_DIVIDES = frozenset({"Divide", "FloorMod", "Mod"})
+_WITH_CONSTANTS = frozenset({"Add", "Multiply", "Power", "Subtract"})
+_NONE = (1, 0)
+"""No number."""
 _WHOLE = frozenset({"i32", "i64", "u32", "u64"})
 
 Range = tuple[int, int]
@@ -36,10 +43,8 @@ def exact_ranges(model: Any, names: Iterable[str]) -> dict[str, Range]:
     """
     known, ranges = frozenset(names), dict[str, Range]()
     for node in model.get_ordered_ops():
-        kind = node.get_type_name()
-        if kind not in _COMPUTED_IN_FLOAT32 and kind != "Multiply":
+        if (results := _exact_results(node)) is None:
             continue
-        results = (LOWEST, HIGHEST) if kind == "Multiply" else _IN_FLOAT32
         waiting: list[tuple[Any, Range]] = [(node, results)]
         seen = set[tuple[str, Range]]()
         while waiting:
@@ -59,20 +64,64 @@ def exact_ranges(model: Any, names: Iterable[str]) -> dict[str, Range]:
     return ranges
 
 
+def inexact(name: str, exact: Range) -> str:
+    """Why an input that has numbers beyond a range is refused."""
+    least, greatest = exact
+    if exact == (LOWEST, HIGHEST):
+        return f"openvino computes in 32 bits, and {name!r} has numbers that need more"
+    if least > greatest:
+        return (
+            f"openvino divides in float32 and computes in 32 bits, and {name!r} meets a constant of the model that "
+            "needs more; export the model again: it gets another engine"
+        )
+    return (
+        f"openvino is exact for numbers from {least:,} to {greatest:,} in {name!r}, which has others; "
+        "exported with such examples, the model gets another engine"
+    )
+
+
+def _exact_results(node: Any) -> Range | None:
+    """The results with which an operation is exact, none if its own constant is not; None where nothing is checked."""
+    kind, numbers = node.get_type_name(), _constant(node)
+    if kind not in _COMPUTED_IN_FLOAT32 and kind not in _WITH_CONSTANTS:
+        return None
+    least, greatest = _IN_FLOAT32 if kind in _DIVIDES else (LOWEST, HIGHEST)
+    if numbers.size and (numbers.min() < least or numbers.max() > greatest):
+        return _NONE
+    if kind in _COMPUTED_IN_FLOAT32:
+        return _IN_FLOAT32
+    return (LOWEST, HIGHEST) if kind == "Multiply" else None
+
+
 def _operands(node: Any, results: Range) -> Range:
     """The numbers of an operation's other operand with which its results are in a range, if one is a constant."""
     kind, (least, greatest) = node.get_type_name(), results
-    if kind not in ("Add", "Subtract", "Multiply"):
-        return results
-    first, second = (value.get_node() for value in node.input_values())
-    constant = next((one for one in (second, first) if one.get_type_name() == "Constant"), None)
-    numbers = np.zeros(0) if constant is None else np.asarray(constant.get_data(), np.float64)
-    if not numbers.size:
+    numbers = _constant(node)
+    if kind not in _WITH_CONSTANTS or not numbers.size or least > greatest:
         return results
     low, high = int(numbers.min()), int(numbers.max())
+    is_second = node.input_value(1).get_node().get_type_name() == "Constant"
     if kind == "Add":
         return least - low, greatest - high
     if kind == "Subtract":
-        return (least + high, greatest + low) if constant is second else (high - greatest, low - least)
+        return (least + high, greatest + low) if is_second else (high - greatest, low - least)
+    if kind == "Power":
+        return _operands_of_power(min(greatest, _IN_FLOAT32[1]), low, high, is_exponent=is_second)
     most = max(1, abs(low), abs(high))
     return -(-least // most), greatest // most
+
+
+def _operands_of_power(greatest: int, low: int, high: int, *, is_exponent: bool) -> Range:
+    """The bases of which powers are at most `greatest`, or the exponents if the constant is the base."""
+    greatest = max(1, greatest)
+    if is_exponent:
+        most = int(greatest ** (1 / max(1, high)) + 1e-6)
+        return -most, most
+    return 0, int(math.log(greatest, max(2, abs(low), abs(high))) + 1e-6)
+
+
+def _constant(node: Any) -> NDArray[Any]:
+    """The whole numbers of an operation's constant operand, the second if both are; none of others."""
+    values = [value for value in reversed(node.input_values()) if value.get_element_type().get_type_name() in _WHOLE]
+    constant = next((one for value in values if (one := value.get_node()).get_type_name() == "Constant"), None)
+    return np.zeros(0) if constant is None else np.asarray(constant.get_data(), np.float64)

@@ -34,6 +34,7 @@ from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.artifacts.golden import rows
 from stoker.engines.base import cannot_run
 from stoker.errors import BadArtifact, StokerError, first_line
+from stoker.exporting import recurrent_layers, whole_numbers
 from stoker.exporting.proofs import (
     NUM_SAMPLES,
     Answer,
@@ -45,7 +46,7 @@ from stoker.exporting.proofs import (
     prove_alone,
     with_lengths,
 )
-from stoker.exporting.recurrent_layers import has_recurrence, is_own_program, translations, whole_recurrences
+from stoker.exporting.recurrent_layers import has_recurrence, is_own_program, whole_recurrences
 from stoker.exporting.signature import About, input_specs, output_specs, ranges, require_varied
 from stoker.exporting.version_writer import Exported, require_place, write_version
 from stoker.records import BATCH, ArtifactSource, Proof, TensorSpec
@@ -279,7 +280,11 @@ def write_graph(
                 verbose=False,
                 input_names=[spec.name for spec in inputs],
                 output_names=[spec.name for spec in outputs],
-                custom_translation_table={torch.ops.aten.embedding.default: _embedding, **translations()},
+                custom_translation_table={
+                    torch.ops.aten.embedding.default: _embedding,
+                    **recurrent_layers.translations(),
+                    **whole_numbers.translations(),
+                },
             )
     except Exception as error:  # as above
         raise _untraceable(error) from error
