@@ -29,6 +29,14 @@ def test_binary_accuracy_is_the_share_of_logits_on_the_right_side() -> None:
     assert METRICS["binary_accuracy"](output, target).mean() == 0.5
 
 
+@pytest.mark.parametrize("measure", [LOSSES["binary_cross_entropy"], METRICS["binary_accuracy"]])
+@pytest.mark.parametrize("target", [(8, 3, 3, 2), (8, 18), (8, 2, 9)])
+def test_labels_in_another_order_are_no_labels(measure, target: tuple[int, ...]) -> None:
+    """Masks with their channels last, say: as many numbers as logits with channels first, and each at another place."""
+    with pytest.raises(ValueError, match="differ in shape"):
+        measure(torch.zeros(8, 2, 3, 3), torch.zeros(target))
+
+
 @pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "binary_accuracy"])
 def test_what_is_not_a_number_is_no_right_answer(name: str) -> None:
     """PyTorch takes a NaN for the largest, so that the first class would be chosen, or the largest five."""

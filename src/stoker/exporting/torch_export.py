@@ -179,7 +179,8 @@ def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[Te
     if stray := [spec for spec in outputs if spec.shape[:1] != (BATCH,)]:
         raise BadArtifact(
             f"The first dimension of the output {stray[0].name!r} {list(stray[0].shape)} is not the samples",
-            remedy="Give each sample its answer; means over a batch cannot be served.",
+            remedy="Give each sample its answer; means over a batch cannot be served. What the loss alone needs may be "
+            "returned `if self.training`; or call stoker.export(module, OUT, inputs=…) of a module around run.model().",
         )
     if shared := sorted({spec.name for spec in outputs} & {spec.name for spec in trial.inputs}):
         raise BadArtifact(
