@@ -67,7 +67,7 @@ def test_a_failed_run_is_continued_and_its_failure_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / DEFAULT, status="failed", failure="the disk is full")
     choice = choose(tmp_path)
     assert told(choice) == (DEFAULT, True)
-    failed = "failed at 0 of 5000 samples (the disk is full) and "
+    failed = "failed at 0 of 5,000 samples (the disk is full) and "
     assert f"{failed}begins again, for it has no checkpoint" in choice.because
     save(CheckpointStore(run.checkpoints), 100)
     failed = failed.replace("at 0", "at 100")

@@ -165,7 +165,8 @@ def _original(flat: Flat, trial: Trial) -> Answer:
         shapes = ", ".join(f"{spec.name} {list(trial.samples[spec.name].shape)}" for spec in trial.inputs)
         raise Untraceable(
             f"The model cannot answer the example inputs ({shapes}): {type(error).__name__}: {first_line(error)}",
-            remedy="Give examples as the model takes them, samples first.",
+            remedy="Give examples as the model takes them, samples first. Of a run Job(fields=stoker.Fields(inputs=…)) "
+            "names what goes in; of one that is finished call stoker.export(stoker.load(RUN).model(), OUT, inputs=…).",
         ) from error
     return answering(flat, [spec.name for spec in trial.inputs], list(named_outputs(result)))
 

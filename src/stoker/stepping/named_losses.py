@@ -82,6 +82,8 @@ def _accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED
 
 def _top5_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
     _require_classes(output, target)
+    if output.shape[1] < 5:
+        raise ValueError(f"it takes scores of 5 classes or more, and there are {output.shape[1]}")
     valid = target != ignored
     hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
     return Loss((hits & valid).sum().float(), valid.sum())
