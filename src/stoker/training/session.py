@@ -435,7 +435,7 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
     if (counter := _counter_of(schedule)) is not None:
         yield (
             f"the schedule is given the share of the run that is done, from 0 to 1, and calls it {counter!r}: where a "
-            "count is meant, as for LambdaLR, write it for shares, or take one of stoker.schedules; else call it progress"
+            "count is meant, as for LambdaLR, write it for shares, or take one of stoker.schedules"
         )
     if not isinstance(optimizer, Optimizer):
         if session.prepared.job.step is None:
