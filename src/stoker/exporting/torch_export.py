@@ -341,16 +341,18 @@ def _untraceable(error: Exception) -> Untraceable:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about itself, such as its own deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the exporter's messages about itself, such as its own deprecations, and what it does not simplify."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def answering(module: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> Answer:
