@@ -18,6 +18,20 @@ def test_accuracy_is_a_hit_a_row_for_numbers_and_for_shares() -> None:
 
 
 @pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "cross_entropy"])
+def test_a_row_of_pixels_scores_their_mean_without_those_that_are_left_out(name: str) -> None:
+    """As in training: classes in dimension 1, labels [N, H, W], of which -100 counts for nothing."""
+    generator = np.random.default_rng(0)
+    outputs, labels = generator.normal(size=(3, 8, 2, 4)), generator.integers(0, 8, (3, 2, 4))
+    labels[0, 0], labels[1, 1, 3] = -100, -100
+    metric = named(name)
+    expected = [
+        metric.scores({"y": row[:, own >= 0].T}, own[own >= 0], int((own >= 0).sum())).mean()
+        for row, own in zip(outputs, labels, strict=True)
+    ]
+    assert metric.scores({"y": outputs}, labels, 3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "cross_entropy"])
 def test_a_single_logit_has_no_classes(name: str) -> None:
     """The largest of one is always the first: every candidate would keep such an accuracy."""
     with pytest.raises(BadJob, match=r"scores of each class \[N, classes\], got \[4, 1\]; .*binary_accuracy"):

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import stoker
@@ -119,6 +120,42 @@ def test_a_candidate_that_raises_an_error_is_worse(settings: dict[str, Any], is_
         target = np.zeros((4, 2), np.float32)
         near_scores, far_scores = (metric.scores({"output": answer}, target, 4) for answer in (near, far))
         assert (near_scores > far_scores).all() == is_error
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.HuberLoss(),
+        nn.HuberLoss(reduction="none"),
+        lambda output, target: stoker.Loss(F.huber_loss(output, target, reduction="sum"), target.numel()),
+    ],
+)
+def test_a_mean_is_taken_of_each_row_alone(loss: Any) -> None:
+    """Of a scalar, of a sum and a count, and of a value for each element, as training divides them."""
+    outputs, targets = (torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    scores = metric_of_job(job_with(loss=loss)).scores({"output": outputs.numpy()}, targets.numpy(), 4)
+    expected = F.huber_loss(outputs, targets, reduction="none").mean(1)
+    torch.testing.assert_close(-torch.from_numpy(scores).float(), expected)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0])), nn.MSELoss(reduction="sum")])
+def test_what_is_no_mean_of_rows_is_refused(loss: Any) -> None:
+    """A mean by class weights would lose them in a row alone, a sum would be a smaller one."""
+    outputs = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 1, 1, 0]) if isinstance(loss, nn.CrossEntropyLoss) else torch.zeros(4, 2)
+    with pytest.raises(BadJob, match="no mean of rows"):
+        metric_of_job(job_with(loss=loss)).scores({"output": outputs.numpy()}, targets.numpy(), 4)
+
+
+def test_a_metric_of_the_model_itself_is_refused() -> None:
+    """An exported model has answers, and is no module to call."""
+
+    def hits(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch[0]) > 0).float()
+
+    hits.lower_is_better = False  # type: ignore[attr-defined]
+    with pytest.raises(BadJob, match="metric hits takes the model itself"):
+        metric_of_job(job_with(metrics=[hits]))
 
 
 def test_a_metric_without_a_direction_is_refused() -> None:

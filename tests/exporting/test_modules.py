@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import zipfile
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def artifact(tmp_path_factory: pytest.TempPathFactory):
     model = tmp_path_factory.mktemp("models") / "embedder"
     dims = (DynamicDim(name="tokens", low=1, high=512),)
     return export_module(Embedder().eval(), texts(), model, About(dynamic=TOKENS, dims=dims))
+
+
+@pytest.mark.parametrize("name", ["torch.onnx", "onnxscript.optimizer._constant_folding", "onnx_ir.passes.common"])
+def test_the_exporter_says_nothing_of_what_it_does_not_simplify(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A user can do nothing about an `nn.EmbeddingBag` whose loop stays; errors are said."""
+    with torch_export._quiet():
+        logging.getLogger(name).warning("Skipping constant folding for op SequenceEmpty with multiple outputs.")
+        logging.getLogger(name).error("broken")
+    logging.getLogger(name).warning("afterwards")
+    assert caplog.messages == ["broken", "afterwards"]
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

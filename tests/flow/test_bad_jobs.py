@@ -195,6 +195,10 @@ CASES = {
     "an optimiser that is none": Case(
         ("made a list, wanted a torch.optim.Optimizer",), changes="settings.update(optimizer=lambda params: params)"
     ),
+    "an optimiser of a model's parameters": Case(
+        ("called with a list of the parameters to train, and asks it for 'parameters'", "lambda parameters: torch."),
+        changes="settings.update(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))",
+    ),
     "an optimiser that raises": Case(
         ("raised TypeError", "broken.py, line"),
         changes="settings.update(optimizer=lambda params: torch.optim.SGD(params, speed=3))",

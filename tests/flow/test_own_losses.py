@@ -246,6 +246,14 @@ def test_a_rate_that_trains_nothing_is_told_of_and_so_is_what_came_of_it() -> No
     assert heard.of("finished")[0]["loss"] > 1e3
 
 
+def test_a_schedule_that_seems_to_count_updates_is_doubted() -> None:
+    """As written for LambdaLR, whose warm-up of ten updates would keep the rate below a tenth throughout."""
+    for schedule, is_doubted in ((lambda step: min(1.0, step / 10), True), (lambda progress: 1 - progress, False)):
+        heard = Heard()
+        stoker.train(blobs_job(schedule=schedule, valid=None, test=None, metrics=[]), plan=PLAN, sink=heard)
+        assert any("calls it 'step'" in fields["message"] for fields in heard.of("warned")) is is_doubted
+
+
 def test_planning_leaves_what_a_step_of_its_own_counts() -> None:
     """Trials call it on copies; training began in the middle of what it counts, as of which network is in turn."""
     calls = 0

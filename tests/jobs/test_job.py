@@ -73,6 +73,10 @@ def loss(output, target):
             "got a SimpleNamespace that is made already; what is trained is a copy of the model",
         ),
         ({"schedule": 0.5}, "Job(schedule=…): wanted a function of progress, got a float"),
+        (
+            {"schedule": SimpleNamespace},
+            "Job(schedule=…): wanted a function of progress, got the class SimpleNamespace",
+        ),
         ({"augment": max}, "Job(augment=…): wanted a list of transforms, got <built-in"),
         ({"augment": ["flip"]}, "Job(augment=…): wanted a list of transforms, got 'flip'"),
         ({"augment": "flip"}, "Job(augment=…): wanted a list of transforms, got 'flip'"),

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.jobs.schedules import Ramp, constant, one_cycle, warmup_cosine, warmup_linear
+from stoker.jobs.schedules import Ramp, bound, constant, one_cycle, warmup_cosine, warmup_linear
+from stoker.units import epochs, updates
 
 SHARES = st.floats(0, 1)
 RAMPS = st.builds(
@@ -60,10 +61,19 @@ def test_the_usual_schedules() -> None:
     assert warmup_linear(warmup=0.2, final=0.1)(0.6) == pytest.approx(0.55)
 
 
+@pytest.mark.parametrize("make", [one_cycle, warmup_cosine, warmup_linear])
+def test_a_warm_up_may_be_as_long_as_a_number_of_updates(make) -> None:
+    """As places of the other schedules: of a run of 2,000 updates 500 are a quarter."""
+    timed, share = bound(make(warmup=updates(500)), updates(2000)), make(warmup=0.25)
+    assert [timed(at / 10) for at in range(10)] == [share(at / 10) for at in range(10)]
+
+
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: one_cycle(warmup=1.0), r"warmup .* in \[0, 1\), got 1.0"),
+        (lambda: bound(warmup_cosine(warmup=updates(500)), epochs(3)), "500 updates is no place in a run of 3 epochs"),
+        (lambda: bound(warmup_cosine(warmup=epochs(3)), epochs(3)), "warmup .* got 3 epochs of 3 epochs"),
+        (lambda: one_cycle(warmup=1.0), r"warmup .* in \[0, 1\), .* got 1.0"),
         (lambda: one_cycle(warmup=-0.1), "got -0.1"),
         (lambda: warmup_cosine(initial=2.0), "initial is a factor of the learning rate, .* got 2.0"),
         (lambda: warmup_linear(final=math.nan), "final is a factor of the learning rate, .* got nan"),

@@ -832,6 +832,35 @@ def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
     assert at_first(job, samples_of(job)).unsaved == ("the attribute 'seen' of Queue",)
 
 
+@pytest.mark.parametrize("loss", [nn.BCELoss(), partial(nn.functional.binary_cross_entropy, reduction="none")])
+def test_probabilities_that_an_accuracy_of_logits_would_all_count_as_positive_are_noticed(loss) -> None:
+    """None is below 0; of logits nothing is said."""
+    inputs, labels = vectors()
+
+    def notices(last: nn.Module, loss) -> list[str]:
+        model = lambda: nn.Sequential(nn.Linear(FEATURES, 1), last, nn.Flatten(0))  # noqa: E731
+        job = make_job(model, data=(inputs, (labels > 0).float()), loss=loss, metrics=["binary_accuracy"])
+        return [notice for notice in require_usable(job, samples_of(job)) if "binary_accuracy counts logits" in notice]
+
+    assert len(notices(nn.Sigmoid(), loss)) == 1
+    assert notices(nn.Identity(), "binary_cross_entropy") == []
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_a_scalar_that_is_a_sum_over_the_batch_is_noticed(reduction: str) -> None:
+    """What is reported of held-out data would depend on the size of the batches that they are evaluated in."""
+    inputs, labels = vectors()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch[0])[:, 0], batch[1], reduction=reduction)
+
+    data = (inputs, labels.float())
+    job = make_job(mlp, data=data, valid=data, loss=loss, metrics=[])
+    assert ["sum over a batch" in notice for notice in require_usable(job, samples_of(job))] == [True] * (
+        reduction == "sum"
+    )
+
+
 def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:
     """A function that leaves 255 out does not say so, unless by its ignore_index."""
     inputs, labels = vectors()

@@ -154,6 +154,7 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
         (torch.tensor([0, 255, 1]), LOGITS, "cross_entropy", r"ignore_index=255\) leaves it out"),
         (torch.tensor([0, -1, 1]), LOGITS, "cross_entropy", r"from 0, .*ignore_index=-1\)"),
         (torch.tensor([[0], [2], [1]]), LOGITS, "cross_entropy", r"labels.squeeze\(1\)"),
+        (F.one_hot(LABELS, 3), LOGITS, "cross_entropy", r"labels.argmax\(1\)"),
         (LABELS, LOGITS[:, :1], "mse", r"output.squeeze\(1\)"),
         (LABELS, LOGITS[:, :1], "cross_entropy", 'one logit a sample.* loss="binary_cross_entropy"'),
         (LABELS, LOGITS[:, :1], nn.BCEWithLogitsLoss(), 'targets as floats.* loss="binary_cross_entropy"'),
@@ -262,13 +263,14 @@ def test_memory_that_runs_out_in_a_loss_is_no_misfit(shortage: Exception) -> Non
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
-        (lambda output, target: 0.5, "loss returned a float, wanted a float tensor"),
-        (lambda output, target: output.argmax(1), "loss returned a torch.int64 tensor"),
+        (lambda output, target: 0.5, "loss returned a float, wanted a float tensor.*one value per sample"),
+        (lambda output, target: output.argmax(1), r"loss returned a torch.int64 tensor.*by .float\(\)"),
+        (lambda output, target: (output.mean(), output), "loss returned a tuple.*Return the loss alone"),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Any, problem: str) -> None:
     """Numbers and whole numbers cannot be differentiated."""
-    with pytest.raises(BadJob, match=problem):
+    with pytest.raises(BadJob, match=f"(?s){problem}"):
         TrainingObjective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
 
 

@@ -23,10 +23,24 @@ def test_accuracy_wants_classes_and_labels(output: tuple[int, ...], target: tupl
         METRICS["accuracy"](torch.zeros(output), torch.zeros(target, dtype=torch.int64))
 
 
+def test_the_best_five_of_four_classes_are_refused() -> None:
+    """With how many classes there are, and not as an index out of range."""
+    with pytest.raises(ValueError, match="5 classes or more, and there are 4"):
+        METRICS["top5_accuracy"](torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
+
+
 def test_binary_accuracy_is_the_share_of_logits_on_the_right_side() -> None:
     """Logits above 0 against targets above one half, whatever of the two has a dimension of one."""
     output, target = torch.tensor([[2.0], [-1.0], [0.5], [-3.0]]), torch.tensor([1.0, 0.0, 0.0, 1.0])
     assert METRICS["binary_accuracy"](output, target).mean() == 0.5
+
+
+@pytest.mark.parametrize("measure", [LOSSES["binary_cross_entropy"], METRICS["binary_accuracy"]])
+@pytest.mark.parametrize("target", [(8, 3, 3, 2), (8, 18), (8, 2, 9)])
+def test_labels_in_another_order_are_no_labels(measure, target: tuple[int, ...]) -> None:
+    """Masks with their channels last, say: as many numbers as logits with channels first, and each at another place."""
+    with pytest.raises(ValueError, match="differ in shape"):
+        measure(torch.zeros(8, 2, 3, 3), torch.zeros(target))
 
 
 @pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "binary_accuracy"])

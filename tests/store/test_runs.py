@@ -51,7 +51,7 @@ def test_an_unfinished_run_is_continued_and_named(tmp_path: Path) -> None:
     make_run(tmp_path / DEFAULT, samples=1500)
     choice = choose(tmp_path)
     assert told(choice) == (DEFAULT, True)
-    assert choice.because == f"{DEFAULT} is unfinished, at 1500 of 5000 samples, and is continued."
+    assert choice.because == f"{DEFAULT} is unfinished, at 1,500 of 5,000 samples, and is continued."
 
 
 def test_a_killed_run_is_said_to_be_where_its_newest_checkpoint_is(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_killed_run_is_said_to_be_where_its_newest_checkpoint_is(tmp_path: Pat
     make_run(tmp_path / DEFAULT)
     for name in ("000000000500", "000000001000", "000000001500.partial"):
         (tmp_path / DEFAULT / "checkpoints" / name).mkdir(parents=True)
-    assert choose(tmp_path).because == f"{DEFAULT} is unfinished, at 1000 of 5000 samples, and is continued."
+    assert choose(tmp_path).because == f"{DEFAULT} is unfinished, at 1,000 of 5,000 samples, and is continued."
 
 
 def test_a_failed_run_is_continued_and_its_failure_said(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_failed_run_is_continued_and_its_failure_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / DEFAULT, status="failed", failure="the disk is full")
     choice = choose(tmp_path)
     assert told(choice) == (DEFAULT, True)
-    failed = "failed at 0 of 5000 samples (the disk is full) and "
+    failed = "failed at 0 of 5,000 samples (the disk is full) and "
     assert f"{failed}begins again, for it has no checkpoint" in choice.because
     save(CheckpointStore(run.checkpoints), 100)
     failed = failed.replace("at 0", "at 100")

@@ -67,7 +67,7 @@ def test_a_neighbour_on_a_core_is_evaded_and_told() -> None:
     (event,) = machine.events
     assert (event["kind"], event["old"]["threads"], event["new"]["threads"]) == ("replanned", 2, 1)
     assert event["old"] | {"threads": 1} == event["new"]
-    assert "other processes use 0.7 of 2 CPUs, and the rate fell from 100 to 30 samples/s" in event["why"]
+    assert "other processes use 0.7 of 2 CPUs, and the rate fell from 100 samples/s to 30 samples/s" in event["why"]
     assert "same mathematics, not bit-equal to a run with 2 threads throughout" in event["why"]
     assert event["samples"] == round(1000 * machine.now)
     machine.run(60)
@@ -129,7 +129,7 @@ def test_fewer_threads_that_do_not_help_are_taken_back_for_good() -> None:
     machine.run(120)
     assert machine.threads == 2
     assert [event["new"]["threads"] for event in machine.events] == [1, 2]
-    assert "1 thread made 20 samples/s, 2 made 30" in machine.events[-1]["why"]
+    assert "1 thread made 20 samples/s, 2 made 30 samples/s" in machine.events[-1]["why"]
 
 
 @pytest.mark.parametrize("is_free", [True, False])

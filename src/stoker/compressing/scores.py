@@ -228,17 +228,26 @@ class Metric:
         return number * abs(baseline)
 
 
+def _accuracy(outputs: Array, targets: Array) -> Array:
+    classes = _classes(outputs, targets)
+    return _of_labels(outputs.argmax(axis=1) == classes, classes)
+
+
 def _top5_accuracy(outputs: Array, targets: Array) -> Array:
     classes = _classes(outputs, targets)
-    own = np.take_along_axis(outputs, classes[:, None], axis=1)
-    return (outputs > own).sum(axis=1) < 5
+    own = np.take_along_axis(outputs, np.maximum(classes, 0)[:, None], axis=1)
+    return _of_labels((outputs > own).sum(axis=1) < 5, classes)
 
 
 def _token_accuracy(outputs: Array, targets: Array) -> Array:
-    counts = (targets >= 0).reshape(len(targets), -1)
-    hits = (outputs.argmax(axis=-1) == targets).reshape(len(targets), -1) & counts
-    shares: Array = hits.sum(axis=1) / np.maximum(1, counts.sum(axis=1))
-    return shares
+    return _of_labels(outputs.argmax(axis=-1) == targets, targets)
+
+
+def _of_labels(values: Array, labels: Array) -> Array:
+    """The mean over a row [N] of a value for each label [N, ...]; negative ones do not count."""
+    counts = (labels >= 0).reshape(len(labels), -1)
+    means: Array = (values.reshape(counts.shape) * counts).sum(axis=1) / np.maximum(1, counts.sum(axis=1))
+    return means
 
 
 def _elementwise(function: PerRow) -> PerRow:
@@ -255,22 +264,26 @@ def _cross_entropy(outputs: Array, targets: Array) -> Array:
     logits = outputs.astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
     logs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    picked: Array = np.take_along_axis(logs, _classes(outputs, targets)[:, None], axis=1)[:, 0]
-    return -picked
+    classes = _classes(outputs, targets)
+    picked: Array = np.take_along_axis(logs, np.maximum(classes, 0)[:, None], axis=1)[:, 0]
+    return -_of_labels(picked, classes)
 
 
 def _classes(outputs: Array, targets: Array) -> Array:
-    """Class numbers [N] of targets that are numbers, or shares of each class [N, K].
+    """Class numbers [N, ...] of targets that are numbers, or shares of each class [N, K, ...]; such as those of pixels.
 
     Raises:
-        ValueError: outputs are no scores of two classes or more, of which the largest would always be the first.
+        ValueError: outputs are no scores of two classes or more, of which the largest would always be the first; or
+            there is not one target for each.
     """
-    if outputs.ndim != 2 or outputs.shape[1] < 2:
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
         raise ValueError(
             f"it takes scores of each class [N, classes], got {list(outputs.shape)}; of single logits: binary_accuracy"
         )
-    is_one_hot = targets.ndim == 2 and targets.shape == outputs.shape
-    classes: Array = targets.argmax(axis=1) if is_one_hot else targets.reshape(len(targets)).astype(np.int64)
+    if targets.shape == outputs.shape:
+        shares: Array = targets.argmax(axis=1)
+        return shares
+    classes: Array = targets.reshape(len(outputs), *outputs.shape[2:]).astype(np.int64)
     return classes
 
 
@@ -331,7 +344,7 @@ def _agreement(answer: Array, original: Array, kind: Likeness) -> Array:
 
 
 _NAMED: Mapping[str, tuple[PerRow, bool]] = {
-    "accuracy": (lambda outputs, targets: outputs.argmax(axis=1) == _classes(outputs, targets), False),
+    "accuracy": (_accuracy, False),
     "top5_accuracy": (_top5_accuracy, False),
     "token_accuracy": (_token_accuracy, False),
     "binary_accuracy": (_elementwise(lambda outputs, targets: (outputs > 0) == (targets > 0.5)), False),

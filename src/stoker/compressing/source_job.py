@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from stoker.compressing.scores import NAMES, Metric, PerRow, named
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_array, as_tensor
-from stoker.jobs import Job
-from stoker.jobs.metrics import metric_name, says_lower_is_better
+from stoker.jobs import Job, Loss
+from stoker.jobs.metrics import Named, is_stateful, metric_name, says_lower_is_better
 from stoker.loading.datasets import datasets_of
 from stoker.loading.fields import cut
 from stoker.loading.lengths import IGNORED_TARGET, ignored_target
@@ -38,10 +39,12 @@ from stoker.recipes import resolved
 from stoker.records import BATCH, EngineName, Manifest, ServingPrecision
 from stoker.records.compression import Importance
 from stoker.stepping.foreign_models import shifts_labels
-from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.losses import TrainingObjective, takes_model
 from stoker.stepping.model import meta_model
 from stoker.training.run_handle import Run, load
 
+_SAME = 1e-3
+"""Relative difference of a value of all rows and the mean of theirs that is rounding."""
 _FETCHED = 1024
 """Samples fetched at once, where they are in memory, and prepared at once."""
 _PLACE = re.compile(r"output_(\d+)")
@@ -130,11 +133,43 @@ def metric_of_job(job: Job) -> Metric:
             remedy="Give --metric; or --job with a metric that has an attribute lower_is_better, False or True.",
         )
 
-    def per_row(outputs: Arrays, targets: Any) -> Any:
-        values = first(_as_returned(outputs), _tensors(targets))
-        return values.detach().numpy() if isinstance(values, torch.Tensor) else values
+    function = first.metric if isinstance(first, Named) else first
+    if takes_model(function.forward if isinstance(function, nn.Module) else function):
+        raise BadJob(
+            f"the job's {'metric' if job.metrics else 'loss'} {name} takes the model itself, and an exported one is no "
+            "module",
+            remedy="Give --metric FILE with metric(outputs, targets), or a name with --metric.",
+        )
+    return Metric(name, _by_row(function), is_lower_better, takes_names=True)
 
-    return Metric(name, per_row, is_lower_better, takes_names=True)
+
+def _by_row(function: Callable[..., Any]) -> PerRow:
+    """A function of the job's as one value a row: a scalar, or a sum and a count, of each row alone.
+
+    Raises:
+        ValueError: when called, if that is another measure, as of a mean by class weights.
+    """
+
+    def values_of(outputs: Arrays, targets: Any) -> Any:
+        return function(_as_returned(outputs), _tensors(targets))
+
+    def per_row(outputs: Arrays, targets: Any) -> Any:
+        values, rows = values_of(outputs, targets), len(next(iter(outputs.values())))
+        is_whole = isinstance(values, Loss) or (isinstance(values, torch.Tensor) and not values.dim())
+        if is_whole and not is_stateful(function):  # what has a state sees a whole set
+            parts = [slice(row, row + 1) for row in range(rows)]
+            each = [values_of({key: item[row] for key, item in outputs.items()}, _taken(targets, row)) for row in parts]
+            whole, *alone = [float(v.sum / v.count if isinstance(v, Loss) else v) for v in (values, *each)]
+            if not math.isclose(whole, mean := float(np.mean(alone)), rel_tol=_SAME):
+                raise ValueError(
+                    f"of all rows it is {whole:.4g}, and of each alone {mean:.4g} on average: no mean of rows"
+                )
+            return alone
+        if isinstance(values, torch.Tensor):
+            return (values.flatten(1).double().mean(1) if values.dim() > 1 else values).detach().numpy()
+        return values
+
+    return per_row
 
 
 def label_left_out(job: Job) -> int:
@@ -179,6 +214,11 @@ def _as_returned(outputs: Arrays) -> Any:
     if len(places) == len(tensors):
         return tuple(places.get(place) for place in range(max(places) + 1))
     return _ByName(tensors)
+
+
+def _taken(targets: Any, rows: slice) -> Any:
+    """Some rows of targets."""
+    return {name: array[rows] for name, array in targets.items()} if isinstance(targets, Mapping) else targets[rows]
 
 
 def _tensors(targets: Any) -> Any:

@@ -166,7 +166,8 @@ def _original(flat: Flat, trial: Trial) -> Answer:
         shapes = ", ".join(f"{spec.name} {list(trial.samples[spec.name].shape)}" for spec in trial.inputs)
         raise Untraceable(
             f"The model cannot answer the example inputs ({shapes}): {type(error).__name__}: {first_line(error)}",
-            remedy="Give examples as the model takes them, samples first.",
+            remedy="Give examples as the model takes them, samples first. Of a run Job(fields=stoker.Fields(inputs=…)) "
+            "names what goes in; of one that is finished call stoker.export(stoker.load(RUN).model(), OUT, inputs=…).",
         ) from error
     return answering(flat, [spec.name for spec in trial.inputs], list(named_outputs(result)))
 
@@ -180,7 +181,8 @@ def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[Te
     if stray := [spec for spec in outputs if spec.shape[:1] != (BATCH,)]:
         raise BadArtifact(
             f"The first dimension of the output {stray[0].name!r} {list(stray[0].shape)} is not the samples",
-            remedy="Give each sample its answer; means over a batch cannot be served.",
+            remedy="Give each sample its answer; means over a batch cannot be served. What the loss alone needs may be "
+            "returned `if self.training`; or call stoker.export(module, OUT, inputs=…) of a module around run.model().",
         )
     if shared := sorted({spec.name for spec in outputs} & {spec.name for spec in trial.inputs}):
         raise BadArtifact(
@@ -344,16 +346,18 @@ def _untraceable(error: Exception) -> Untraceable:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about itself, such as its own deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the exporter's messages about itself, such as its own deprecations, and what it does not simplify."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def answering(module: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> Answer:

@@ -67,80 +67,6 @@ object.__setattr__(OPEN_SCHEDULE, "is_open", True)
 
 
 @dataclass(frozen=True)
-class Ramp:
-    """A rise over the first `warmup` share of the run, then a fall to `final`.
-
-    The rise is linear from `initial` to 1. The fall has the stated shape. `shape="cosine"` with a short rise is the
-    warm-up + cosine schedule (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983, without restarts);
-    a long rise makes it the one-cycle policy (Smith and Topin 2018, https://arxiv.org/abs/1708.07120; momentum is
-    not cycled here).
-    """
-
-    warmup: float
-    initial: float
-    final: float
-    shape: Literal["cosine", "linear"]
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.warmup) and 0 <= self.warmup < 1):
-            raise BadSetting(f"warmup is the share of the run spent rising, in [0, 1), got {self.warmup!r}")
-        _require_factor("initial", self.initial)
-        _require_factor("final", self.final)
-        if self.shape not in ("cosine", "linear"):
-            raise BadSetting(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
-
-    def __call__(self, progress: float) -> float:
-        """Factor of the learning rate at `progress` [1]."""
-        if progress < self.warmup:
-            return self.initial + (1 - self.initial) * progress / self.warmup
-        fallen = (progress - self.warmup) / (1 - self.warmup)
-        left = 1 - fallen if self.shape == "linear" else (1 + math.cos(math.pi * fallen)) / 2
-        return self.final + (1 - self.final) * left
-
-
-def one_cycle(*, warmup: float = 0.25, initial: float = 0.04, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first quarter of the run, then fall along a cosine to `final`.
-
-    Args:
-        warmup: share of the run that rises [0 to 1].
-        initial: factor at its beginning [1].
-        final: factor at its end [1].
-
-    Raises:
-        BadSetting: a value is out of its range.
-    """
-    return Ramp(warmup, initial, final, "cosine")
-
-
-def warmup_cosine(*, warmup: float = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first `warmup` share of the run, then fall along a cosine to `final`.
-
-    Args:
-        warmup: share of the run that rises [0 to 1].
-        initial: factor at its beginning [1].
-        final: factor at its end [1].
-
-    Raises:
-        BadSetting: a value is out of its range.
-    """
-    return Ramp(warmup, initial, final, "cosine")
-
-
-def warmup_linear(*, warmup: float = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first `warmup` share of the run, then fall linearly to `final`.
-
-    Args:
-        warmup: share of the run that rises [0 to 1].
-        initial: factor at its beginning [1].
-        final: factor at its end [1].
-
-    Raises:
-        BadSetting: a value is out of its range.
-    """
-    return Ramp(warmup, initial, final, "linear")
-
-
-@dataclass(frozen=True)
 class Timed:
     """A schedule with places in the run; `run` is its length, which a Job sets."""
 
@@ -178,6 +104,85 @@ class Timed:
 def bound(value: object, run: Duration) -> object:
     """A schedule for a run of this length; anything else unchanged."""
     return value.over(run) if isinstance(value, Timed) else value
+
+
+@dataclass(frozen=True)
+class Ramp(Timed):
+    """A rise over the first `warmup` share of the run, then a fall to `final`.
+
+    The rise is linear from `initial` to 1. The fall has the stated shape. `shape="cosine"` with a short rise is the
+    warm-up + cosine schedule (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983, without restarts);
+    a long rise makes it the one-cycle policy (Smith and Topin 2018, https://arxiv.org/abs/1708.07120; momentum is
+    not cycled here).
+    """
+
+    warmup: Place
+    initial: float
+    final: float
+    shape: Literal["cosine", "linear"]
+
+    def __post_init__(self) -> None:
+        warmup = self.warmup if self.run is None else self.share(self.warmup)
+        if not isinstance(warmup, Duration) and not (is_number(warmup) and 0 <= warmup < 1):
+            given = f"{self.warmup} of {self.run}" if isinstance(self.warmup, Duration) else repr(self.warmup)
+            raise BadSetting(
+                f"warmup is the share of the run spent rising, in [0, 1), or as long as stoker.epochs(1), got {given}"
+            )
+        _require_factor("initial", self.initial)
+        _require_factor("final", self.final)
+        if self.shape not in ("cosine", "linear"):
+            raise BadSetting(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
+
+    def __call__(self, progress: float) -> float:
+        """Factor of the learning rate at `progress` [1]."""
+        warmup = self.share(self.warmup)
+        if progress < warmup:
+            return self.initial + (1 - self.initial) * progress / warmup
+        fallen = (progress - warmup) / (1 - warmup)
+        left = 1 - fallen if self.shape == "linear" else (1 + math.cos(math.pi * fallen)) / 2
+        return self.final + (1 - self.final) * left
+
+
+def one_cycle(*, warmup: Place = 0.25, initial: float = 0.04, final: float = 0.0) -> Schedule:
+    """Rise linearly over the first quarter of the run, then fall along a cosine to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1], or `stoker.updates(500)` and other lengths.
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
+    return Ramp(warmup, initial, final, "cosine")
+
+
+def warmup_cosine(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
+    """Rise linearly over the first `warmup` share of the run, then fall along a cosine to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1], or `stoker.updates(500)` and other lengths.
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
+    return Ramp(warmup, initial, final, "cosine")
+
+
+def warmup_linear(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
+    """Rise linearly over the first `warmup` share of the run, then fall linearly to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1], or `stoker.updates(500)` and other lengths.
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
+    return Ramp(warmup, initial, final, "linear")
 
 
 @dataclass(frozen=True)

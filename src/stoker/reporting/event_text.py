@@ -182,7 +182,8 @@ def _skipped(event: Event) -> str:
 def _stopped(event: Event) -> str:
     samples = number(event, "samples")
     where = f" at {format_samples(samples)} samples" if samples else ""
-    return f"stopped{where}: {stop_reason(event)}"
+    goes_on = "; the same command continues" if text(event, "reason", "").startswith("SIG") else ""
+    return f"stopped{where}: {stop_reason(event)}{goes_on}"
 
 
 def stop_reason(event: Event) -> str:

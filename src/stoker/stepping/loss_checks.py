@@ -70,15 +70,32 @@ def normalised_twice(loss: object, output: Any) -> str | None:
     of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
     if not (of_classes or is_by_label(loss)):
         return None
-    node = getattr(scores(output), "grad_fn", None)
-    while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
-        node = node.next_functions[0][0]
-    function = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}.get("" if node is None else node.name())
-    if function is None:
+    if (function := _normalised_by(output)) is None:
         return None
     return (
         f"the model ends in {function}, and the loss normalises scores itself: gradients are small, and it cannot get "
         f"near 0. Return what goes into {function}, and apply it where probabilities are wanted"
+    )
+
+
+def _normalised_by(output: Any) -> str | None:
+    """What made probabilities of the model's output, softmax or sigmoid, by the graph that it has; None: nothing."""
+    node = getattr(scores(output), "grad_fn", None)
+    while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
+        node = node.next_functions[0][0]
+    return {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}.get("" if node is None else node.name())
+
+
+def counted_as_positive(job: Job, output: Any) -> str | None:
+    """A notice for `binary_accuracy` of probabilities: it compares logits with 0, below which none of them is."""
+    loss, given = job.objective.loss, [metric.metric if isinstance(metric, Named) else metric for metric in job.metrics]
+    are_probabilities = isinstance(loss, nn.BCELoss) or loss is F.binary_cross_entropy or _normalised_by(output)
+    if "binary_accuracy" not in given or not are_probabilities:
+        return None
+    return (
+        "the model returns probabilities, and binary_accuracy counts logits above 0 as positive, so that every sample "
+        'is. Return what goes into sigmoid, with loss="binary_cross_entropy"; or give a metric of your own, such as '
+        "lambda output, target: ((output > 0.5) == (target > 0.5)).float()"
     )
 
 
@@ -207,6 +224,8 @@ def misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, 
             )
         if target.dim() == 2 and target.shape[1] == 1 < classes:
             return raised, "Give labels without that dimension, as by labels.squeeze(1)."
+    if output.shape == target.shape and (name in ACCURACIES or "class probabilities" in str(error)):
+        return raised, "Give class numbers in place of rows of zeros and ones, as by labels.argmax(1)."
     if "multi-target not supported" in str(error):
         return raised, "Give labels without that dimension, as whole numbers: labels.squeeze(1).long()."
     if _WANTS_CLASSES.search(str(error)):

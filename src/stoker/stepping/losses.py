@@ -400,8 +400,17 @@ class TrainingObjective:
             f"{name} returned a {type(value).__name__}, wanted a float tensor or stoker.Loss(sum, count)"
             if not isinstance(value, torch.Tensor)
             else f"{name} returned a {value.dtype} tensor, wanted floating point",
-            remedy="Return the loss alone: metrics=[…] shows further values." if isinstance(value, Mapping) else None,
+            remedy=_remedy_for(value),
         )
+
+
+def _remedy_for(value: Any) -> str:
+    """What to return in place of a value that is no loss."""
+    if isinstance(value, Mapping | tuple | list):
+        return "Return the loss alone: metrics=[…] shows further values."
+    if isinstance(value, torch.Tensor):
+        return "Return numbers, as by .float()."
+    return "Return a tensor with one value per sample, or stoker.Loss(sum, count)."
 
 
 def _explained(measure: _Measure, output: Any, target: Any, error: Exception) -> Exception:

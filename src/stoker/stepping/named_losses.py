@@ -82,6 +82,8 @@ def _accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED
 
 def _top5_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
     _require_classes(output, target)
+    if output.shape[1] < 5:
+        raise ValueError(f"it takes scores of 5 classes or more, and there are {output.shape[1]}")
     valid = target != ignored
     hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
     return Loss((hits & valid).sum().float(), valid.sum())
@@ -92,12 +94,12 @@ def _token_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = I
 
 
 def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.binary_cross_entropy_with_logits(output, target.to(output.dtype).view_as(output), reduction="none")
+    return F.binary_cross_entropy_with_logits(output, _as_shaped(target, output).to(output.dtype), reduction="none")
 
 
 def _binary_accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Logits above 0 against targets above one half; a NaN is on no side."""
-    return (((output > 0) == (target.view_as(output) > 0.5)) & ~output.isnan()).float()
+    return (((output > 0) == (_as_shaped(target, output) > 0.5)) & ~output.isnan()).float()
 
 
 def _mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -137,6 +139,13 @@ METRICS: dict[str, Callable[..., Any]] = {
 ACCURACIES = ("accuracy", "top5_accuracy", "token_accuracy")
 LEAVING_OUT = tuple(METRICS[name] for name in ACCURACIES)
 """Metrics that do not count the labels that the job's loss ignores."""
+
+
+def _as_shaped(target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Labels [B] as [B, 1], or the reverse; of [B, C, H, W] and [B, H, W, C] entries would not belong together."""
+    if [size for size in target.shape if size != 1] != [size for size in output.shape if size != 1]:
+        raise ValueError("output and target differ in shape")
+    return target.reshape(output.shape)
 
 
 def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:

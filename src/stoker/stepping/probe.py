@@ -36,7 +36,7 @@ from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.buffers import have_changed, marks_of
 from stoker.stepping.distributed_tensors import as_real
-from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, require_scalar
+from stoker.stepping.loss_checks import counted_as_positive, counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
@@ -671,7 +671,10 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
     if outputs:
         target = probe.job.fields.target_of(batch.cut(0, batch.size))
         notices.append(normalised_twice(probe.job.objective.loss, outputs[-1]))
+        notices.append(counted_as_positive(probe.job, outputs[-1]))
         notices.append(counted_as_wrong(probe.job, outputs[-1], target))
+    with contextlib.suppress(Exception):  # a model of one size of batch
+        notices.append(_added_up(with_graph, model, quad))
     if (strange := _not_the_models(total, watched)) and len(strange) < _MOST_STRANGE:
         # An input of which derivatives are taken is of the batch, or another tensor in each pass.
         for tensor in tensors_of(batch.cut(0, batch.size)):
@@ -683,6 +686,23 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
     may_hand_on = has_buffers or python_state(watched, probe.objective.loss_object).has_tensors
     found = replace(with_graph, notices=tuple(filter(None, notices)), may_hand_on=may_hand_on)
     return found, Value(float(total.detach()), count)
+
+
+def _added_up(probe: CouplingProbe, model: nn.Module, quad: HalvesAndSubstitutes) -> str | None:
+    """A notice of a scalar that is the sum over a batch, where held-out sets are evaluated; else None."""
+    is_evaluated = bool(probe.job.validation) or probe.job.test is not None
+    if not (is_evaluated and callable(probe.job.objective.loss) and min(probe.sizes) and probe.form() == "scalar"):
+        return None
+    with RandomDraws(silenced=True):
+        batches = ((quad.first, quad.second), (quad.first,), (quad.second,))
+        whole, first, second = (probe.value(model, *rows).mean for rows in batches)
+    if not (whole and math.isclose(whole, first + second, rel_tol=ROUNDING[torch.float32])):
+        return None
+    return (
+        "the loss is the sum over a batch: updates follow it as it is, and losses of valid and test are means of the "
+        "sums of their batches, neither per sample nor of the whole set. For a loss per sample return stoker.Loss(sum, "
+        "number of samples), whose gradients are smaller by the number of samples"
+    )
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -279,7 +279,17 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
         )
     if job.step is not None:
         return _with_rates(own_optimizers(job, model))
-    optimizer = job.optimizer(list(trainable.values()))
+    parameters = list(trainable.values())
+    try:
+        optimizer = job.optimizer(parameters)
+    except AttributeError as error:
+        if error.obj is not parameters:
+            raise
+        raise BadJob(
+            f"Job(optimizer=…) is called with a list of the parameters to train, and asks it for {error.name!r}",
+            remedy="Take the list itself: lambda parameters: torch.optim.SGD(parameters, lr=0.1). For settings by name "
+            'there are groups: stoker.AdamW(lr=1e-3, groups={"*bias": {"weight_decay": 0.0}}).',
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(
             f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer",

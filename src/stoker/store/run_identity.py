@@ -21,7 +21,6 @@ from stoker.store.disk_errors import read_errors
 from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_files import RUN
-from stoker.units import format_count
 
 T = TypeVar("T")
 
@@ -204,7 +203,7 @@ def default_directory(root: Path, job_name: str, spec: JobSpec) -> Path:
 
 def headway_of(run: Run) -> str:
     """`at 25,600 of 102,400 samples`."""
-    return f"at {format_count(run.samples)} of {format_count(run.total_samples)} samples"
+    return f"at {run.samples:,} of {run.total_samples:,} samples"
 
 
 def _require_usable(directory: RunDirectory) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -413,6 +414,15 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
     )
 
 
+_COUNTERS = {"step", "steps", "global_step", "epoch", "iteration", "update", "batch"}
+
+
+def _counter_of(schedule: object) -> str | None:
+    """The name of a function's first argument if it is one for a count, as schedules of PyTorch take; else None."""
+    first = next(iter(inspect.signature(schedule).parameters), None) if inspect.isfunction(schedule) else None
+    return first if first in _COUNTERS else None
+
+
 def _doubts(session: TrainingSession) -> Iterator[str]:
     """Probable mistakes in the job."""
     yield from session.step.coupling.notices
@@ -422,6 +432,11 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
         highest = max(abs(float(schedule(part / 64))) for part in range(64))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt
+    if (counter := _counter_of(schedule)) is not None:
+        yield (
+            f"the schedule is given the share of the run that is done, from 0 to 1, and calls it {counter!r}: where a "
+            "count is meant, as for LambdaLR, write it for shares, or take one of stoker.schedules"
+        )
     if not isinstance(optimizer, Optimizer):
         if session.prepared.job.step is None:
             yield from _left_out(session.step)

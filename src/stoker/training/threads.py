@@ -23,6 +23,7 @@ from stoker.devices.cpu import CpuSample, attached_cpu, free_cores, others_cores
 from stoker.records import Plan, Position
 from stoker.training.plan_in_force import Replanned
 from stoker.training.telemetry import Emit
+from stoker.units import format_rate
 
 WINDOW_S = 2.0
 """Time between two looks at the machine [s]."""
@@ -154,7 +155,7 @@ class ThreadKeeper:
         if self._held >= _HELD_WINDOWS:
             self._on_trial = self.threads, seen.samples_per_s, _WINDOWS_TO_SETTLE
             why = f"other processes use {seen.others:.1f} of {seen.cpus:.0f} CPUs, and the rate fell"
-            fell = f"from {self._usual:,.4g} to {seen.samples_per_s:,.4g} samples/s"
+            fell = f"from {format_rate(self._usual)} to {format_rate(seen.samples_per_s)}"
             self._change(target, f"{why} {fell}", position)
         elif self._quiet_s >= self._patience_s:
             self._patience_s *= 2
@@ -172,7 +173,8 @@ class ThreadKeeper:
         self._on_trial = None
         if seen.samples_per_s < rate:
             self._is_free = False
-            why = f"{_threads(self.threads)} made {seen.samples_per_s:,.4g} samples/s, {threads} made {rate:,.4g}"
+            made = f"{_threads(self.threads)} made {format_rate(seen.samples_per_s)}"
+            why = f"{made}, {threads} made {format_rate(rate)}"
             self._change(threads, why, position)
 
     def _change(self, threads: int, why: str, position: Position) -> None:
