@@ -840,7 +840,9 @@ def test_probabilities_that_an_accuracy_of_logits_would_all_count_as_positive_ar
     def notices(last: nn.Module, loss) -> list[str]:
         model = lambda: nn.Sequential(nn.Linear(FEATURES, 1), last, nn.Flatten(0))  # noqa: E731
         job = make_job(model, data=(inputs, (labels > 0).float()), loss=loss, metrics=["binary_accuracy"])
-        return [notice for notice in require_usable(job, samples_of(job)) if "binary_accuracy counts logits" in notice]
+        return [
+            notice for notice in at_first(job, samples_of(job)).notices if "binary_accuracy counts logits" in notice
+        ]
 
     assert len(notices(nn.Sigmoid(), loss)) == 1
     assert notices(nn.Identity(), "binary_cross_entropy") == []
@@ -856,7 +858,7 @@ def test_a_scalar_that_is_a_sum_over_the_batch_is_noticed(reduction: str) -> Non
 
     data = (inputs, labels.float())
     job = make_job(mlp, data=data, valid=data, loss=loss, metrics=[])
-    assert ["sum over a batch" in notice for notice in require_usable(job, samples_of(job))] == [True] * (
+    assert ["sum over a batch" in notice for notice in at_first(job, samples_of(job)).notices] == [True] * (
         reduction == "sum"
     )
 

@@ -107,7 +107,7 @@ def bound(value: object, run: Duration) -> object:
 
 
 @dataclass(frozen=True)
-class Ramp(Timed):
+class Ramp:
     """A rise over the first `warmup` share of the run, then a fall to `final`.
 
     The rise is linear from `initial` to 1. The fall has the stated shape. `shape="cosine"` with a short rise is the
@@ -116,17 +116,16 @@ class Ramp(Timed):
     not cycled here).
     """
 
-    warmup: Place
+    warmup: float
     initial: float
     final: float
     shape: Literal["cosine", "linear"]
 
     def __post_init__(self) -> None:
-        warmup = self.warmup if self.run is None else self.share(self.warmup)
-        if not isinstance(warmup, Duration) and not (is_number(warmup) and 0 <= warmup < 1):
-            given = f"{self.warmup} of {self.run}" if isinstance(self.warmup, Duration) else repr(self.warmup)
+        if not (is_number(self.warmup) and 0 <= self.warmup < 1):
             raise BadSetting(
-                f"warmup is the share of the run spent rising, in [0, 1), or as long as stoker.epochs(1), got {given}"
+                f"warmup is the share of the run spent rising, in [0, 1), or as long as stoker.epochs(1), "
+                f"got {self.warmup!r}"
             )
         _require_factor("initial", self.initial)
         _require_factor("final", self.final)
@@ -135,12 +134,39 @@ class Ramp(Timed):
 
     def __call__(self, progress: float) -> float:
         """Factor of the learning rate at `progress` [1]."""
-        warmup = self.share(self.warmup)
-        if progress < warmup:
-            return self.initial + (1 - self.initial) * progress / warmup
-        fallen = (progress - warmup) / (1 - warmup)
+        if progress < self.warmup:
+            return self.initial + (1 - self.initial) * progress / self.warmup
+        fallen = (progress - self.warmup) / (1 - self.warmup)
         left = 1 - fallen if self.shape == "linear" else (1 + math.cos(math.pi * fallen)) / 2
         return self.final + (1 - self.final) * left
+
+
+@dataclass(frozen=True)
+class TimedRamp(Timed):
+    """A `Ramp` whose rise is as long as `warmup`."""
+
+    warmup: Duration
+    initial: float
+    final: float
+    shape: Literal["cosine", "linear"]
+
+    def __post_init__(self) -> None:
+        self._ramp(0.0 if self.run is None else self.share(self.warmup))
+
+    def __call__(self, progress: float) -> float:
+        """Factor of the learning rate at `progress` [1]."""
+        return self._ramp(self.share(self.warmup))(progress)
+
+    def _ramp(self, warmup: float) -> Ramp:
+        if not 0 <= warmup < 1:
+            raise BadSetting(f"warmup is a part of the run spent rising, got {self.warmup} of {self.run}")
+        return Ramp(warmup, self.initial, self.final, self.shape)
+
+
+def _ramp(warmup: Place, initial: float, final: float, shape: Literal["cosine", "linear"]) -> Schedule:
+    kind: Any = TimedRamp if isinstance(warmup, Duration) else Ramp
+    schedule: Schedule = kind(warmup, initial, final, shape)
+    return schedule
 
 
 def one_cycle(*, warmup: Place = 0.25, initial: float = 0.04, final: float = 0.0) -> Schedule:
@@ -154,7 +180,7 @@ def one_cycle(*, warmup: Place = 0.25, initial: float = 0.04, final: float = 0.0
     Raises:
         BadSetting: a value is out of its range.
     """
-    return Ramp(warmup, initial, final, "cosine")
+    return _ramp(warmup, initial, final, "cosine")
 
 
 def warmup_cosine(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
@@ -168,7 +194,7 @@ def warmup_cosine(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 
     Raises:
         BadSetting: a value is out of its range.
     """
-    return Ramp(warmup, initial, final, "cosine")
+    return _ramp(warmup, initial, final, "cosine")
 
 
 def warmup_linear(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
@@ -182,7 +208,7 @@ def warmup_linear(*, warmup: Place = 0.05, initial: float = 0.0, final: float = 
     Raises:
         BadSetting: a value is out of its range.
     """
-    return Ramp(warmup, initial, final, "linear")
+    return _ramp(warmup, initial, final, "linear")
 
 
 @dataclass(frozen=True)
