@@ -90,7 +90,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(8, 4)
-        self.place = nn.Parameter(torch.randn(4, requires_grad=True) * 0.02)
+        self.place = nn.Parameter(0.02 * torch.randn(4) * 2)
         self.head = nn.Linear(4, 3)
         nn.init.normal_(self.head.weight, std=0.02)
         self.head.bias.data.normal_(std=0.02)

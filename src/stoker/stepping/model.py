@@ -199,18 +199,23 @@ _ZEROED = {torch.Tensor.normal_: torch.Tensor.zero_, nn.init.normal_: nn.init.ze
 
 
 class _NormalDrawsLeftOut(TorchFunctionMode):
-    """Tensors without memory are not filled with normal draws, as embeddings are at first.
+    """Tensors without memory are not filled with normal draws, as embeddings are at first, nor are draws scaled.
 
-    PyTorch makes these in Python, for which it imports symbolic shapes, and sympy with 432 modules.
+    PyTorch does both in Python, for which it imports symbolic shapes, and sympy with 432 modules.
     """
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The call; zeros, which are written nowhere, in place of draws."""
+        """The call; for draws, and tensors times a number, a tensor of their size, whose values are nowhere."""
         kwargs = kwargs or {}
         if func in _ZEROED and (tensor := args[0] if args else kwargs["tensor"]).is_meta:
             return _ZEROED[func](tensor)
         if func is torch.randn and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
             func = torch.empty  # on the meta device, as everything that names none
+        if len(args) == 2 and getattr(func, "__name__", "") in ("mul", "__mul__", "__rmul__"):
+            tensor, factor = args
+            if isinstance(factor, int | float) and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                if tensor.is_floating_point() and tensor.is_contiguous() and not tensor.requires_grad:
+                    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         return func(*args, **kwargs)
 
 
