@@ -195,7 +195,10 @@ def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return adopt_model(make())
 
 
-_ZEROED = {torch.Tensor.normal_: torch.Tensor.zero_, nn.init.normal_: nn.init.zeros_}
+_ZEROED: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.Tensor.normal_: torch.Tensor.zero_,
+    nn.init.normal_: nn.init.zeros_,
+}
 
 
 class _NormalDrawsLeftOut(TorchFunctionMode):
