@@ -3,7 +3,7 @@
     python -m bench.start.cpu_time [--jobs cnn,gpt] [--ways cold,kept] [--pairs 5] [--against SRC] [--out FILE]
 
 A run has eight updates and evaluates 1 % of its samples: a ResNet-9, a network for a table with a loss of the user's
-own, a GPT. `cold` is `stoker train JOB` with an empty cache, `kept` with the plan that `stoker plan JOB` left: user and
+own, a GPT. `cold` is `stoker train JOB` with an empty cache, `kept` with a plan that `stoker plan JOB` left: user and
 system time of the whole process. `second` is the second `stoker.train` of a job in a process, of another learning rate,
 and `second_first` that up to its first update. `SRC` is the `src` folder of another revision, measured in turns:
 
@@ -109,12 +109,11 @@ def cpu_s(source: Path, command: list[str], folder: Path, cache: Path) -> tuple[
 
 
 def measured(source: Path, ways: list[str], jobs: list[str], folder: Path, cache: Path) -> Spent:
-    """CPU seconds of one round; `cache` keeps the source's plans from one round to the next."""
+    """CPU seconds of one round; `cache` keeps the plans of the jobs, the same ones for all sources."""
     files = {name: folder / f"{name}.py" for name in jobs}
-    if not cache.exists():
+    if "kept" in ways and not cache.exists():
         for file in files.values():
             cpu_s(source, ["-m", "stoker", "plan", str(file)], folder, cache)
-        cpu_s(source, ["-m", "stoker", "train", str(file), "--new"], folder, cache)  # compiles what a plan does not
     spent: Spent = {}
     for way in ways:
         if way == "second":
@@ -150,9 +149,11 @@ def main() -> int:
         folder, rounds = Path(made), dict[str, list[Spent]]()
         for name in jobs:
             (folder / f"{name}.py").write_text(JOB.replace("NAME", name), encoding="utf-8")
+        for source in sources.values():  # what is not compiled yet
+            cpu_s(source, ["-m", "stoker", "train", str(folder / f"{name}.py"), "--new"], folder, folder / "none")
         for number in range(given.pairs):
             for source in sorted(sources, reverse=number % 2 > 0):
-                spent = measured(sources[source], given.ways.split(","), jobs, folder, folder / source)
+                spent = measured(sources[source], given.ways.split(","), jobs, folder, folder / "kept")
                 rounds.setdefault(source, []).append(spent)
             for way, name in ((way, name) for way, by_job in spent.items() for name in by_job):
                 columns = {source: [one[way][name] for one in of] for source, of in rounds.items()}

@@ -82,6 +82,7 @@ from stoker.stepping.coupling import at_first
 from stoker.stepping.model import meta_model
 from stoker.stepping.step import Step
 from stoker.loading.batches import in_order
+from stoker.training.train import train
 from stoker.units import updates
 
 torch.set_num_threads(1)
@@ -90,7 +91,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(8, 4)
-        self.place = nn.Parameter(torch.randn(4, requires_grad=True) * 0.02)
+        self.place = nn.Parameter(0.02 * torch.randn(4) * 2)
         self.head = nn.Linear(4, 3)
         nn.init.normal_(self.head.weight, std=0.02)
         self.head.bias.data.normal_(std=0.02)
@@ -105,8 +106,8 @@ samples = datasets_of(job).train
 assert {p.device.type for p in meta_model(job).parameters()} == {"meta"}
 step = Step(job, Plan(device="cpu", micro_batch=8), at_first(job, samples))
 step.gradients(next(iter(in_order(samples, step.pipeline(samples, augmented=True), 8))), 0)
-assert "torch._dynamo" not in sys.modules
-assert "sympy" not in sys.modules
+slow = {"torch._dynamo", "sympy", "torch.distributed._functional_collectives", "numpy.ma", "jinja2"} & {*sys.modules}
+assert not slow, slow
 print("done")
 """
 
@@ -117,8 +118,8 @@ def _says_done(script: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_outline_checks_and_a_pass_do_without_sympy() -> None:
-    """Normal draws of an outline, the check of a loss of the user's own, and a pass: all before the first update."""
+def test_what_stands_before_the_first_update_does_without_sympy() -> None:
+    """Normal draws of an outline, the check of a loss of the user's own, and a pass; nor is there what others need."""
     _says_done(_UPDATE)
 
 

@@ -195,23 +195,34 @@ def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return adopt_model(make())
 
 
-_ZEROED = {torch.Tensor.normal_: torch.Tensor.zero_, nn.init.normal_: nn.init.zeros_}
+_ZEROED: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.Tensor.normal_: torch.Tensor.zero_,
+    nn.init.normal_: nn.init.zeros_,
+}
 
 
 class _NormalDrawsLeftOut(TorchFunctionMode):
-    """Tensors without memory are not filled with normal draws, as embeddings are at first.
+    """Tensors without memory are not filled with normal draws, as embeddings are at first, nor are draws scaled.
 
-    PyTorch makes these in Python, for which it imports symbolic shapes, and sympy with 432 modules.
+    PyTorch does both in Python, for which it imports symbolic shapes, and sympy with 432 modules.
     """
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The call; zeros, which are written nowhere, in place of draws."""
+        """The call; for draws, and tensors times a number, a tensor of their size, whose values are nowhere."""
         kwargs = kwargs or {}
         if func in _ZEROED and (tensor := args[0] if args else kwargs["tensor"]).is_meta:
             return _ZEROED[func](tensor)
         if func is torch.randn and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
             func = torch.empty  # on the meta device, as everything that names none
+        if getattr(func, "__name__", "") in ("mul", "__mul__", "__rmul__") and _is_scaling(*args) and not kwargs:
+            return torch.empty(args[0].shape, dtype=args[0].dtype, device="meta")
         return func(*args, **kwargs)
+
+
+def _is_scaling(tensor: Any, factor: Any = None) -> bool:
+    """Whether a product is one of a tensor without memory and a number, as large and of the same type as the tensor."""
+    is_plain = isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.is_contiguous()
+    return is_plain and isinstance(factor, int | float) and tensor.is_floating_point() and not tensor.requires_grad
 
 
 def to_training(model: nn.Module) -> nn.Module:
