@@ -279,9 +279,10 @@ def _parts(job: Job) -> Iterator[_Check]:
     loss = job.objective.loss
     is_loss = callable(loss) or loss in LOSSES or (loss is None and job.step is not None)
     yield "loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"
-    is_class = isinstance(job.schedule, type)
-    schedule = f"the class {job.schedule.__name__}" if is_class else _kind(job.schedule)
-    yield "schedule", callable(job.schedule) and not is_class, f"wanted a function of progress, got {schedule}"
+    schedule: object = job.schedule
+    kind = f"the class {schedule.__name__}" if isinstance(schedule, type) else _kind(schedule)
+    is_function = callable(schedule) and not isinstance(schedule, type)
+    yield "schedule", is_function, f"wanted a function of progress, got {kind}"
     augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
     are_transforms = _is_list(job.augment) and all(map(callable, job.augment))
     yield "augment", are_transforms, f"wanted a list of transforms, got {augment}"

@@ -696,7 +696,7 @@ def _added_up(probe: CouplingProbe, model: nn.Module, quad: HalvesAndSubstitutes
     with RandomDraws(silenced=True):
         batches = ((quad.first, quad.second), (quad.first,), (quad.second,))
         whole, first, second = (probe.value(model, *rows).mean for rows in batches)
-    if not (whole and math.isclose(whole, first + second, rel_tol=ROUNDING[torch.float32])):
+    if not (first and second and math.isclose(whole, first + second, rel_tol=ROUNDING[torch.float32])):
         return None
     return (
         "the loss is the sum over a batch: updates follow it as it is, and losses of valid and test are means of the "
