@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stoker.pool.answers import typed_lease
 from stoker.pool.client import PoolClient
 from stoker.pool.contract.custody import Custody
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
@@ -29,6 +28,7 @@ from stoker.pool.contract.signers import signer_of
 from stoker.pool.escrow import CHAIN_PREFIX
 from stoker.pool.events import CREDIT
 from stoker.pool.keys import own_key
+from stoker.records.codec import to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 18546
@@ -170,10 +170,10 @@ def main() -> int:
             "--place-option",
             "verify=100%",
         )
-        name = client.state("leases")[0]["lease_id"]
-        until(lambda: client.lease(name)["state"] == "final", 120)
+        name = client.leases()[0].lease_id
+        until(lambda: client.lease(name).state == "final", 120)
         there = Custody(EscrowContract(connected(url), contract), client.address.key)
-        lease = typed_lease(client.lease(name))
+        lease = client.lease(name)
         until(lambda: there.contract.state(there.terms(lease).lease) == "settled", 120)
         result = outcome(there.contract, client, chain_keys, lease.lease_id)
         run("operator", "pool", "contract", "show", "--contract", contract, chain_keys["renter"].address)
@@ -185,7 +185,7 @@ def main() -> int:
 
 def outcome(contract: EscrowContract, client: PoolClient, keys: dict[str, Any], lease_id: str) -> dict[str, Any]:
     """What each address has by the chain and by the log, and the transactions of the job."""
-    lease, balances = client.lease(lease_id), client.state("balances")["balances"]
+    lease, balances = to_json(client.lease(lease_id)), client.state("balances")["balances"]
     by_chain = {name: contract.balance(key.address) for name, key in keys.items()}
     by_log = {
         name: 5 * CREDIT * (name != "operator") + balances.get(CHAIN_PREFIX + key.address, 0)

@@ -43,6 +43,7 @@ import stoker.verifying.replay
 from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
 from bench.pool.result_file import write_result
 from stoker.errors import PlaceFailed
+from stoker.pool.answers import read_lease
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member
 from stoker.pool.commitment import Block, chain_head
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
@@ -127,7 +128,7 @@ def make_runs(pool: LocalPool, agent: str, runs: list[tuple[str, dict[str, Any],
             os.kill(processes[-1], 9)
             killed["jobs"] += 1
         until(
-            lambda lease_id=lease_id: pool.renter.lease(lease_id)["result"],
+            lambda lease_id=lease_id: pool.renter.lease(lease_id).result,
             600,
             f"{name} does not end",
             lambda: pool.text(agent),
@@ -143,9 +144,9 @@ def _is_free(pool: LocalPool, agent: str) -> bool:
 def _until_committed(pool: LocalPool, lease_id: str, update: float, agent: str) -> None:
     def is_there() -> bool:
         lease = pool.renter.lease(lease_id)
-        if lease["state"] not in LIVE and not lease["result"]:
-            sys.exit(f"{lease_id} is {lease['state']}: {lease['reason']}\n{pool.text(agent)[-3000:]}")
-        return bool(lease["result"]) or bool(lease["commitments"] and lease["commitments"][-1]["update"] >= update)
+        if lease.state not in LIVE and not lease.result:
+            sys.exit(f"{lease_id} is {lease.state}: {lease.reason}\n{pool.text(agent)[-3000:]}")
+        return bool(lease.result) or bool(lease.commitments and lease.commitments[-1].update >= update)
 
     until(is_there, 600, f"{lease_id} commits nothing", lambda: pool.text(agent), every_s=0.3)
 
@@ -170,7 +171,7 @@ class Checked:
         box = JobBox.make(
             folder / lease["lease_id"], order, fetch, TreeLimits(num_bytes=LIMITS.disk_bytes, has_links=True)
         )
-        return cls(order.run, blocks_of(lease, order), box, fetch)
+        return cls(order.run, blocks_of(read_lease(lease), order), box, fetch)
 
     def state_of(self, block: Block) -> str:
         """Digest of the state that was committed, without the chain."""

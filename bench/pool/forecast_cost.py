@@ -33,6 +33,7 @@ from stoker.jobs import load_job
 from stoker.pool.forecasting import job_forecasts
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.records import ENDED
+from stoker.records.codec import to_json
 
 SHARES = (0.8, 0.55, 0.4)
 KINDS = ("mlp", "cnn", "lstm", "attention", "mlp_sgd")
@@ -72,7 +73,7 @@ def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_
         submission = LAUNCHER.with_forecasts(job, entry, submission, lambda _: None)
     handle = LAUNCHER.start(submission, lambda _: None)
     until(lambda: LAUNCHER.state(handle).phase in ENDED, 600, f"the end of {run}", lambda: pool.text(offer), 0.5)
-    return pool.renter.lease(f"{handle['job']}.{handle['first']}")
+    return dict(to_json(pool.renter.lease(f"{handle['job']}.{handle['first']}")))
 
 
 def rent_all(

@@ -56,8 +56,8 @@ def rent(pool: LocalPool, run: str, settings: dict[str, Any]) -> dict[str, Any]:
     until(lambda: LAUNCHER.state(handle).phase in ENDED, 280, f"the end of {run}", lambda: pool.text("ox"), 0.5)
     names = [f"{handle['job']}-s{site}.{first}" for site, first in enumerate(handle["firsts"])]
     leases = [pool.renter.lease(name) for name in names]
-    predicted_s = max(3600 * lease["forecast"]["hours"] for lease in leases)
-    measured_s = max(lease["running_s"] for lease in leases)
+    predicted_s = max(3600 * lease.forecast.hours for lease in leases)
+    measured_s = max(lease.running_s for lease in leases)
     terms = Terms.of(submission.options)
     shown = earlier_runs(leases, terms.identity, sites=2).values()
     setup_s = max((run.setup_s for each in shown for run in each if run.setup_s is not None), default=0.0)
@@ -70,7 +70,7 @@ def rent(pool: LocalPool, run: str, settings: dict[str, Any]) -> dict[str, Any]:
         "error": predicted_s / measured_s - 1,
         "setup_s": {"assumed": assumed_s, "measured": setup_s},
         "error_without_setup": (predicted_s - assumed_s) / (measured_s - setup_s) - 1,
-        "reasons": [lease["reason"] for lease in leases],
+        "reasons": [lease.reason for lease in leases],
         "exchanges": asdict(terms.exchanges),
         "said": next(text for text in told if "sites at" in text),
     }

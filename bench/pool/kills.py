@@ -39,6 +39,7 @@ from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.state import State
 from stoker.records import ENDED
+from stoker.records.codec import to_json
 
 LOOK_S = 2.0
 WAYS = ("SIGKILL", "SIGSTOP", "network")
@@ -97,7 +98,7 @@ def leases_of(pool: LocalPool, handle: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with suppress(Refused):
         while True:
-            found.append(pool.renter.lease(f"{handle['job']}.{len(found)}"))
+            found.append(to_json(pool.renter.lease(f"{handle['job']}.{len(found)}")))
     return found
 
 
@@ -161,7 +162,7 @@ def kill_again_and_again(
         gaps = [two["at"] - one["at"] for one, two in itertools.pairwise(saved)][-5:]
         bring_back(pool, name, way, cores)
         time.sleep(5)  # a beat of who comes back, which is refused
-        after = pool.renter.lease(str(lease["lease_id"]))
+        after = to_json(pool.renter.lease(str(lease["lease_id"])))
         rows.append(
             {
                 "run": follower.handle["job"],

@@ -27,6 +27,7 @@ from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.events import CREDIT
 from stoker.pool.keys import own_key, read_key
 from stoker.pool.pool_launcher import LAUNCHER
+from stoker.records.codec import to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "bench/pool/small_jobs.py"
@@ -198,8 +199,8 @@ class LocalPool:
 
     def leases(self) -> list[dict[str, Any]]:
         """All leases with their blocks, oldest first."""
-        found: list[dict[str, Any]] = self.operator.state("leases")
-        return [self.operator.lease(one["lease_id"]) for one in sorted(found, key=lambda one: float(one["opened_s"]))]
+        found = sorted(self.operator.leases(), key=lambda one: one.opened_s)
+        return [to_json(self.operator.lease(one.lease_id)) for one in found]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to one of the processes; wait for its end if it is SIGKILL."""

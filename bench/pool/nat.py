@@ -93,7 +93,7 @@ class Homes:
 
     def bulk(self) -> dict[str, int]:
         """Bytes of the lease that went directly, and through the pool."""
-        return dict(self.operator.lease("lease")["bulk"])
+        return dict(self.operator.lease("lease").bulk)
 
 
 @contextmanager
@@ -212,8 +212,8 @@ def priced() -> dict[str, Any]:
             found[word] = {
                 "took_s": got["took_s"],
                 "bulk": lab.bulk(),
-                "forwarded_bytes": lease["forwarded_bytes"],
-                "forwarded_credits": lease["forwarded_credits"] / CREDIT,
+                "forwarded_bytes": lease.forwarded_bytes,
+                "forwarded_credits": lease.forwarded_credits / CREDIT,
                 "log": audit(lab.folder / "pool" / "log.db").problem or "right",
             }
     return found
@@ -329,24 +329,24 @@ def trained(lab: NatLab, place: str, folder: Path, home: Lent, words: str) -> di
         text=True,
         timeout=840,
     )
-    leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
-    blocks = [one for lease in leases for one in lease["challenges"]]
+    leases = [operator.lease(one.lease_id) for one in operator.leases()]
+    blocks = [one for lease in leases for one in lease.challenges]
     return {
         "exit_code": done.returncode,
         "took_s": round(time.monotonic() - begun, 1),
         "networks": {one["offer"]["offer_id"]: one["network"] for one in operator.state("offers")},
         "leases": [
             {
-                "state": one["state"],
-                "reason": one["reason"],
-                "blocks": len(one["commitments"]),
-                "messages": len(one["messages"]),
-                "bulk": one["bulk"],
-                "forwarded_credits": one["forwarded_credits"],
+                "state": one.state,
+                "reason": one.reason,
+                "blocks": len(one.commitments),
+                "messages": len(one.messages),
+                "bulk": one.bulk,
+                "forwarded_credits": one.forwarded_credits,
             }
             for one in leases
         ],
-        "replays_equal": sum(one["equal"] is True for one in blocks),
+        "replays_equal": sum(one.equal is True for one in blocks),
         "replays": len(blocks),
         "log": audit(folder / "pool" / "log.db").problem or "right",
         "at_home": (folder / "run" / "model.safetensors").exists(),

@@ -93,7 +93,7 @@ def turn(pool: LocalPool, case: str, number: int, seconds: float, *, is_leased: 
         LAUNCHER.stop(handle)
         folder = pool.folder / f"alone-{case}-{number}"
         blobs = BlobCache(pool.renter, folder / "blobs")
-        order = read_order(blobs.whole(str(pool.renter.lease(lease_id)["order"]), 4 << 20))
+        order = read_order(blobs.whole(pool.renter.lease(lease_id).order, 4 << 20))
         limits = TreeLimits(num_bytes=LIMITS.disk_bytes, has_links=True)
         box = JobBox.make(folder, order, blobs.fetch, limits)
         alone = Bubblewrap().start(box.training(Host(isolation=Bubblewrap(), limits=LIMITS)))

@@ -252,12 +252,12 @@ def planted_pool(folder: Path, account: Key, *, run: str = "fashion-resnet-live"
         first = operator.lease(lease_id)
 
         def go_on() -> None:
-            began_s, index = time.time(), first["beat_index"]
+            began_s, index = time.time(), first.beat_index
             while True:
                 for name in ("lab-2", "garage", "attic", "office"):
                     agents[name].work()
                 index += 1
-                running_s = first["running_s"] + int(time.time() - began_s)
+                running_s = first.running_s + int(time.time() - began_s)
                 agents["attic"].post(on.Beat(lease_id=lease_id, index=index, running_s=running_s, samples=40_000))
                 if done.wait(_BEAT_S):
                     return

@@ -11,6 +11,35 @@ from typing import Any
 from stoker.errors import PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool.client import Missing
+from stoker.pool.shown_lease import ShownLease
+from stoker.records.codec import from_json
+
+_LEASE: dict[str, Any] = {
+    "lease_id": "job.0",
+    "offer_id": "box",
+    "renter": "a" * 64,
+    "agent": "a" * 64,
+    "delegate": "f" * 64,
+    "order": "0" * 64,
+    "device": "cpu",
+    "determinism_class": "",
+    "rate_per_hour": 0,
+    "deposit": 0,
+    "bond": 0,
+    "window_s": 3600,
+    "verify_fraction": 0.0,
+    "check_fraction": 0.0,
+    "value_per_hour": 0,
+    "forecast": {"hours": 1.0, "credits": 0},
+    "promised_s": 0.0,
+    "most_s": 0.0,
+}
+
+
+def shown(**fields: Any) -> ShownLease:
+    """A lease with these fields, as JSON has them; what a test keeps besides of a block is left out."""
+    blocks = [{name: one[name] for name in one if name != "plain"} for one in fields.pop("commitments", ())]
+    return from_json(_LEASE | fields | {"commitments": blocks}, ShownLease)
 
 
 class FakePool:
@@ -22,7 +51,7 @@ class FakePool:
         self.peer: Any = None
         self.sent_bytes = 0
         self.posted: list[on.Body] = []
-        self.leases: dict[str, dict[str, Any]] = {}
+        self.documents: dict[str, dict[str, Any]] = {}
         self.refusals: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -32,7 +61,7 @@ class FakePool:
         if self.refusals:
             raise on.Refused(self.refusals.pop())
         self.posted.append(body)
-        lease = self.leases.get(getattr(body, "lease_id", ""))
+        lease = self.documents.get(getattr(body, "lease_id", ""))
         if lease is None:
             return
         match body:
@@ -56,7 +85,7 @@ class FakePool:
 
     def add_lease(self, lease_id: str, order: str, determinism_class: str = "") -> dict[str, Any]:
         """A lease that waits to be accepted."""
-        self.leases[lease_id] = {
+        self.documents[lease_id] = {
             "lease_id": lease_id,
             "order": order,
             "state": "funded",
@@ -82,19 +111,24 @@ class FakePool:
             "bond": 0,
             "window_s": 3600,
         }
-        return self.leases[lease_id]
+        return self.documents[lease_id]
 
-    def lease(self, lease_id: str) -> dict[str, Any]:
+    def lease(self, lease_id: str) -> ShownLease:
         """One lease."""
         self._answer()
-        if lease_id not in self.leases:
+        if lease_id not in self.documents:
             raise Missing(f"there is no lease {lease_id}")
-        return self.leases[lease_id]
+        return shown(**self.documents[lease_id])
 
-    def state(self, what: str, **_: str) -> Any:
+    def leases(self, **_: str) -> list[ShownLease]:
         """All leases."""
         self._answer()
-        return list(self.leases.values()) if what == "leases" else []
+        return [shown(**lease) for lease in self.documents.values()]
+
+    def state(self, what: str, **_: str) -> Any:
+        """Nothing."""
+        self._answer()
+        return []
 
     def rules(self) -> on.Founded:
         """Internal credits."""
@@ -104,8 +138,8 @@ class FakePool:
     def work(self, **_: Any) -> dict[str, Any]:
         """What waits for the agent."""
         self._answer()
-        waiting = [lease for lease in self.leases.values() if lease["state"] == "funded"]
-        live = [name for name, lease in self.leases.items() if lease["state"] in ("funded", "running", "reclaiming")]
+        waiting = [shown(**lease) for lease in self.documents.values() if lease["state"] == "funded"]
+        live = [name for name, lease in self.documents.items() if lease["state"] in ("funded", "running", "reclaiming")]
         return {"leases": waiting, "challenges": [], "live": live}
 
     def put_blob(self, source: bytes | Path) -> str:

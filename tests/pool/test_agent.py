@@ -123,7 +123,7 @@ def test_a_lease_of_another_number_of_devices_is_refused(lender, pool) -> None:
     """An agent that lends two devices takes no job of one, and the other way round."""
     lease_of(pool, order=replace(ORDER, num_devices=2))
     lender.step()
-    assert "for 2 devices, and 1 are lent" in pool.leases["job.0"]["reason"]
+    assert "for 2 devices, and 1 are lent" in pool.documents["job.0"]["reason"]
     lender.lending = replace(LENDING, num_devices=2)
     lease_of(pool, "job.1", order=replace(ORDER, num_devices=2))
     lender.step()
@@ -142,7 +142,7 @@ def test_an_order_of_another_site_than_its_lease_is_refused(lender, pool, order,
     """It would hold the device unpaid, waiting for a gang, or would run before its gang begins."""
     lease_of(pool, order=replace(ORDER, **order)).update(lease)
     lender.step()
-    assert text in pool.leases["job.0"]["reason"]
+    assert text in pool.documents["job.0"]["reason"]
 
 
 def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -> None:
@@ -152,7 +152,7 @@ def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -
     lender.step()
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0"]
     lender.step()
-    pool.leases["job.0"]["state"] = "closed"
+    pool.documents["job.0"]["state"] = "closed"
     lender.step()
     lender.step()
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
@@ -225,7 +225,7 @@ def test_leases_that_would_not_pay_or_bind_for_long_are_refused(lender, pool) ->
         ({"window_s": 2**53}, "its bond could be held for"),
     ):
         lease = lease_of(pool) | change
-        pool.leases["job.0"] = lease
+        pool.documents["job.0"] = lease
         lender._refused.clear()
         lender.step()
         assert text in lease["reason"]
@@ -335,7 +335,7 @@ def in_dispute(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Bisection:
     book.post(book.other, verdict)
     book.post(book.operator, on.Disputed(lease_id="job"))
     pool.key.public = book.agent.public
-    pool.leases["job"] = json.loads(json.dumps(to_json(book.state.leases["job"])))
+    pool.documents["job"] = json.loads(json.dumps(to_json(book.state.leases["job"])))
     search = {"lease_id": "job", "block": 0, "verifier": verifier}
     monkeypatch.setattr(pool, "work", lambda **_: {"leases": [], "challenges": [], "searches": [search], "live": []})
     return book.state.leases["job"].searched(0, verifier)[1]
@@ -392,7 +392,7 @@ def test_a_side_that_cannot_make_a_block_again_says_so(lender, pool, monkeypatch
         if isinstance(body, on.Traced) and body.states:
             if has_answered:  # it came through after all: what follows is another question
                 answered = replace(search, agent=Side(states=states))
-                pool.leases["job"]["challenges"][0]["bisection"] = json.loads(json.dumps(to_json(answered)))
+                pool.documents["job"]["challenges"][0]["bisection"] = json.loads(json.dumps(to_json(answered)))
             raise on.Refused("they end in another state")
         usual(body, **more)
 
@@ -433,7 +433,7 @@ def test_a_paused_owner_withdraws_the_offer_and_gets_the_job_reclaimed(lender, p
     (lender.folder / "paused").touch()
     lender.step()
     assert pool.of(on.Reclaiming)[0].lease_id == "job.0"
-    pool.leases["job.0"]["state"] = "closed"
+    pool.documents["job.0"]["state"] = "closed"
     lender.step()
     lender.step()
     assert pool.of(on.Withdrawn)

@@ -72,7 +72,7 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         body = opened(order=order, delegate=plane.key.public, window_s=0)
         threading.Timer(0.2, renter.post, [body]).start()
         work = agent.work(wait_s=20)
-        assert [lease["lease_id"] for lease in work["leases"]] == ["job"]
+        assert [lease.lease_id for lease in work["leases"]] == ["job"]
         agent.post(on.Accepted(lease_id="job"))
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
@@ -81,11 +81,11 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         assert renter.key is not None
         assert plane.leases.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
-        until(lambda: renter.lease("job")["paid_s"] == 2)
+        until(lambda: renter.lease("job").paid_s == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
         result = agent.put_blob(tmp_path / "results")
         agent.post(on.Finished(lease_id="job", result=result))
-        until(lambda: renter.lease("job")["state"] == "final")
+        until(lambda: renter.lease("job").state == "final")
         assert not plane.leases.rents(renter.key.public)
         renter.get_blob(result, tmp_path / "home")
         assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_not_committed_to(tmp_path: Path) -> None:
         agent.post(on.Committed(lease_id="job", block=0, update=1, state="1" * 64, blob=own))
         (listed,) = operator.state("leases")
         assert (listed["num_blocks"], "commitments" in listed) == (1, False)
-        assert len(operator.lease("job")["commitments"]) == 1
+        assert len(operator.lease("job").commitments) == 1
 
 
 def test_text_that_is_no_unicode_is_no_event(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_pool_that_slept_ends_no_lease(tmp_path: Path) -> None:
         before = plane.up_since_s
         shift(tmp_path, 70)
         until(lambda: plane.up_since_s > before + 60)
-        assert renter.lease("job")["state"] == "running"
+        assert renter.lease("job").state == "running"
 
 
 def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
@@ -472,10 +472,10 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
         agent.post(on.Accepted(lease_id="job"))
         with pytest.raises(BadRun, match="another process serves"):
             ControlPlane(tmp_path, plane.key)
-        before = operator.state("leases"), operator.state("balances"), operator.state("offers")
+        before = operator.leases(), operator.state("balances"), operator.state("offers")
     with in_thread(tmp_path) as (_, operator):
         offers = [{**one, "is_present": False} for one in before[2]]
-        assert (operator.state("leases"), operator.state("balances"), operator.state("offers")) == (*before[:2], offers)
+        assert (operator.leases(), operator.state("balances"), operator.state("offers")) == (*before[:2], offers)
     with pytest.raises(Refused, match="Use the key that the pool was founded with"):
         ControlPlane(tmp_path, Key.made())
 
@@ -498,10 +498,10 @@ def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkey
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         agent.work()
         renter.post(opened())
-        assert not operator.lease("job")["is_agent_away"]
+        assert not operator.lease("job").is_agent_away
         assert operator.state("offers")[0]["is_present"]
         monkeypatch.setattr(presence, "HERE_S", 0.0)
-        assert operator.lease("job")["is_agent_away"]
+        assert operator.lease("job").is_agent_away
         assert not operator.state("offers")[0]["is_present"]
         assert agent.key is not None
         assert plane.verifiers().keys() == {agent.key.public}
@@ -510,7 +510,7 @@ def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkey
         assert not plane.verifiers()
     with in_thread(tmp_path) as (_, operator):
         monkeypatch.setattr(presence, "HERE_S", 60.0)
-        assert not operator.lease("job")["is_agent_away"], "a pool that was started again has heard of nobody yet"
+        assert not operator.lease("job").is_agent_away, "a pool that was started again has heard of nobody yet"
 
 
 def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
@@ -524,12 +524,12 @@ def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
         agent.work()
         renter.post(opened(order=renter.put_blob(b"what to run")))
         passed[0] += 2 * HERE_S
-        assert not renter.lease("job")["is_agent_away"]
+        assert not renter.lease("job").is_agent_away
         assert renter.state("offers")[0]["is_present"]
         for _ in range(round(HERE_S)):
             plane.uptime.tick()
             passed[0] += 1.0
-        assert renter.lease("job")["is_agent_away"], "by now it was heard of for so long by a pool that listens"
+        assert renter.lease("job").is_agent_away, "by now it was heard of for so long by a pool that listens"
         assert plane.uptime.paused_s == 2 * HERE_S - MOST_GAP_S
 
 
@@ -582,9 +582,9 @@ def test_a_stopped_run_is_shown_to_its_renter(tmp_path: Path) -> None:
         agent, renter = joined(operator), joined(operator)
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         renter.post(opened("run.0", order=renter.put_blob(b"what to run")))
-        assert not renter.lease("run.0")["is_run_stopped"]
+        assert not renter.lease("run.0").is_run_stopped
         renter.post(on.RunStopped(run="run"))
-        assert renter.lease("run.0")["is_run_stopped"]
+        assert renter.lease("run.0").is_run_stopped
         assert renter.key is not None
         assert renter.state("stopped", renter=renter.key.public) == ["run"]
         assert renter.state("stopped", renter="0" * 64) == []
@@ -608,7 +608,7 @@ def test_what_is_shown_of_offers(tmp_path: Path) -> None:
             ({"renter": renter.key.public, "unsettled": "1"}, 1),
             ({"agent": renter.key.public}, 0),
         ):
-            assert len(operator.state("leases", **only)) == count
+            assert len(operator.leases(**only)) == count
         assert not operator.state("offers")[0]["is_free"]
         with pytest.raises(Refused, match="is not shown"):
             operator.state("keys")
@@ -771,10 +771,10 @@ def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monk
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
         seen = len(tried)
         until(lambda: len(tried) >= seen + 2)
-        assert operator.lease("job")["state"] == "closed"
+        assert operator.lease("job").state == "closed"
         monkeypatch.setattr(plane, "_own", own)
-        until(lambda: operator.lease("job")["state"] == "final")
-        assert operator.lease("job")["paid_s"] == 2
+        until(lambda: operator.lease("job").state == "final")
+        assert operator.lease("job").paid_s == 2
 
 
 def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -805,8 +805,8 @@ def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(tmp_path: Path, m
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
         until(lambda: len(looked) >= 2)
         is_there.set()
-        until(lambda: operator.lease("job")["state"] != "closed")
-        assert operator.lease("job")["paid_s"] == 2
+        until(lambda: operator.lease("job").state != "closed")
+        assert operator.lease("job").paid_s == 2
 
 
 def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) -> None:
@@ -835,13 +835,13 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
             agent.post(on.Beat(lease_id=name, index=0, running_s=1))
             agent.post(on.Finished(lease_id=name, result=agent.put_blob(result)))
         try:
-            until(lambda: renter.lease("other")["state"] == "final")
-            assert renter.lease("other")["paid_s"] == 1
-            assert renter.lease("a-first-one")["state"] == "closed"
+            until(lambda: renter.lease("other").state == "final")
+            assert renter.lease("other").paid_s == 1
+            assert renter.lease("a-first-one").state == "closed"
         finally:
             hangs.set()
-        until(lambda: renter.lease("a-first-one")["state"] == "final")
-        assert renter.lease("a-first-one")["paid_s"] == 1
+        until(lambda: renter.lease("a-first-one").state == "final")
+        assert renter.lease("a-first-one").paid_s == 1
 
 
 def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(tmp_path: Path) -> None:
@@ -867,8 +867,8 @@ def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(t
         agent.post(on.Accepted(lease_id="job"))
         agent.post(on.Beat(lease_id="job", index=0, running_s=1))
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
-        until(lambda: renter.lease("job")["state"] == "final")
-        assert renter.lease("job")["paid_s"] == 0
+        until(lambda: renter.lease("job").state == "final")
+        assert renter.lease("job").paid_s == 0
         assert asked == [0]
 
 
@@ -893,7 +893,7 @@ def test_a_beat_that_its_signer_signs_rightly_later_is_paid(tmp_path: Path, monk
         agent.post(on.Beat(lease_id="job", index=0, running_s=1))
         until(lambda: not vouchers)
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
-        until(lambda: renter.lease("job")["paid_s"] == 1)
+        until(lambda: renter.lease("job").paid_s == 1)
 
 
 def test_money_is_not_moved_into_a_contract_later(tmp_path: Path) -> None:

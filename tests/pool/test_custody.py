@@ -21,7 +21,6 @@ pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip insta
 from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool import watch
-from stoker.pool.answers import typed_lease
 from stoker.pool.client import PoolClient
 from stoker.pool.contract.custody import ChainSettings, Custody, differing_roots
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
@@ -465,14 +464,14 @@ def test_a_job_whose_money_is_in_a_contract(tmp_path: Path, monkeypatch: pytest.
         lending.put_up(agent.lease("job"))  # again, after its answer was lost
         agent.post(on.Accepted(lease_id="job"))
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
-        until(lambda: renter.lease("job")["paid_s"] == 2)
+        until(lambda: renter.lease("job").paid_s == 2)
         agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
-        lease = typed_lease(until(lambda: (found := renter.lease("job"))["state"] == "final" and found))
+        lease = until(lambda: (found := renter.lease("job")).state == "final" and found)
         until(lambda: contract.state(custody.terms(lease).lease) == "settled")
         pay = pay_for(2, CREDIT // 2)
         assert contract.balance(lending.address) == 10 * CREDIT + pay
         assert contract.balance(renting.address) == 10 * CREDIT - pay
-        assert bytes.fromhex(until(lambda: renter.lease("job")["verdict"]))
+        assert bytes.fromhex(until(lambda: renter.lease("job").verdict))
         until(lambda: contract.anchored() > 5)
         logged = {name: amount for name, amount in operator.state("balances")["balances"].items() if amount}
         assert logged == {CHAIN_PREFIX + lending.address: pay, CHAIN_PREFIX + renting.address: -pay}

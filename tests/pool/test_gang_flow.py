@@ -54,8 +54,8 @@ def counted(updates: int, sites: int = 2) -> bytes:
 
 def until_heard(market: Market) -> None:
     """Until the agent of the first site has sent a beat since, or its lease has ended."""
-    before = market.leases()[0]["beat_index"]
-    until(lambda: (lease := market.leases()[0])["beat_index"] > before or lease["state"] not in LIVE)
+    before = market.leases()[0].beat_index
+    until(lambda: (lease := market.leases()[0]).beat_index > before or lease.state not in LIVE)
 
 
 @pytest.mark.slow
@@ -70,16 +70,14 @@ def test_a_job_of_two_agents_runs_is_checked_and_comes_home(market, tmp_path):
         phases = market.follow(handle)
         assert phases[-1] == "finished"
         leases = market.leases()
-        assert [(one["offer_id"], one.get("site", 0), one["gang"]) for one in leases] == [
+        assert [(one.offer_id, one.site, one.gang) for one in leases] == [
             ("ox", 0, handle["job"]),
             ("cow", 1, handle["job"]),
         ]
         for lease in leases:
-            assert [one["update"] for one in lease["messages"]] == list(range(EVERY - 1, 400, EVERY))
-            assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(
-                range(len(lease["commitments"]))
-            )
-            assert lease["paid_s"] > 0
+            assert [one.update for one in lease.messages] == list(range(EVERY - 1, 400, EVERY))
+            assert {one.block for one in lease.challenges if one.equal} == set(range(len(lease.commitments)))
+            assert lease.paid_s > 0
         LAUNCHER.fetch(handle, tmp_path / "home")
         assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(400)
         assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
@@ -113,14 +111,12 @@ def test_agents_that_reach_each_other_exchange_directly(monkeypatch, tmp_path):
             handle = LAUNCHER.start(market.submission("updates=400", agents="2"), lambda _: None)
             assert market.follow(handle)[-1] == "finished"
             for lease in market.leases():
-                assert lease["messages"]
-                assert all(plane.blobs.path(one["blob"]).is_file() for one in lease["messages"]), "for replays"
-                assert all(one["seal"] for one in lease["commitments"])
-                num_direct = len(set(given) & {one["blob"] for one in lease["messages"]})
-                assert num_direct > len(lease["messages"]) / 2
-                assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(
-                    range(len(lease["commitments"]))
-                )
+                assert lease.messages
+                assert all(plane.blobs.path(one.blob).is_file() for one in lease.messages), "for replays"
+                assert all(one.seal for one in lease.commitments)
+                num_direct = len(set(given) & {one.blob for one in lease.messages})
+                assert num_direct > len(lease.messages) / 2
+                assert {one.block for one in lease.challenges if one.equal} == set(range(len(lease.commitments)))
             LAUNCHER.fetch(handle, tmp_path / "home")
             assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(400)
             market.require_right()
@@ -151,11 +147,11 @@ def test_an_agent_that_declines_releases_the_other_and_both_sites_run_elsewhere(
         handle = LAUNCHER.start(market.submission("updates=100", agents="2", verify="none"), lambda _: None)
         assert market.follow(handle)[-1] == "finished"
         before, after = market.leases()[:2], market.leases()[-2:]  # a slow machine may try others in between
-        assert {one["offer_id"] for one in before} == {"prude", "ox"}
-        assert {one["offer_id"] for one in after} == {"ox", "cow"}
-        assert [one["paid_s"] for one in before] == [0, 0]
-        assert {one["state"] for one in before} == {"final"}
-        assert sorted(str(one["reason"]).partition(":")[0] for one in before) == ["refused", "released"]
+        assert {one.offer_id for one in before} == {"prude", "ox"}
+        assert {one.offer_id for one in after} == {"ox", "cow"}
+        assert [one.paid_s for one in before] == [0, 0]
+        assert {one.state for one in before} == {"final"}
+        assert sorted(str(one.reason).partition(":")[0] for one in before) == ["refused", "released"]
         market.require_right()
 
 
@@ -166,16 +162,16 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
         for name, price in (("ox", 0.4), ("mayfly", 0.5), ("eye", 0.9)):
             market.lend(name, price)
         handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
-        until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
+        until(lambda: len(market.leases()) == 2 and min(len(one.commitments) for one in market.leases()) >= 2, 60.0)
         market.lenders["mayfly"].kill()
         for shifted_s in range(10, 80, 10):
             shift(market.folder, shifted_s)
             until_heard(market)
-        until(lambda: any(one["reason"] == "lost" for one in market.leases()), 60.0)
+        until(lambda: any(one.reason == "lost" for one in market.leases()), 60.0)
         assert market.follow(handle)[-1] == "finished"
         leases = market.leases()
-        assert [(one["offer_id"], one.get("site", 0)) for one in leases] == [("ox", 0), ("mayfly", 1), ("eye", 1)]
-        assert leases[2]["commitments"][0]["update"] > leases[1]["commitments"][-1]["update"] > 0
+        assert [(one.offer_id, one.site) for one in leases] == [("ox", 0), ("mayfly", 1), ("eye", 1)]
+        assert leases[2].commitments[0].update > leases[1].commitments[-1].update > 0
         LAUNCHER.fetch(handle, tmp_path / "home")
         assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(1500)
         market.require_right()
@@ -189,20 +185,20 @@ def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_pa
         for name, price in (("ox", 0.4), ("mayfly", 0.5)):
             market.lend(name, price)
         handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
-        until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
+        until(lambda: len(market.leases()) == 2 and min(len(one.commitments) for one in market.leases()) >= 2, 60.0)
         market.lenders["mayfly"].kill()
         for shifted_s in range(10, 110, 10):
             shift(market.folder, shifted_s)
             until_heard(market)
             LAUNCHER.state(handle)
-        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 60.0)
-        assert market.leases()[0]["reason"].startswith("paused: site 1 has found no offer for")
+        until(lambda: LAUNCHER.state(handle) and market.leases()[0].state == "closed", 60.0)
+        assert market.leases()[0].reason.startswith("paused: site 1 has found no offer for")
         assert LAUNCHER.state(handle).phase == "queued"
         market.lend("eye", 0.9)
         market.lend("bat", 9.0)
         assert market.follow(handle)[-1] == "finished"
         leases = market.leases()
-        assert [(one["offer_id"], one.get("site", 0)) for one in leases[2:]] == [("ox", 0), ("eye", 1)]
+        assert [(one.offer_id, one.site) for one in leases[2:]] == [("ox", 0), ("eye", 1)]
         LAUNCHER.fetch(handle, tmp_path / "home")
         assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(1500)
         market.require_right()

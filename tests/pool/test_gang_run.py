@@ -25,6 +25,7 @@ from stoker.pool.rented_run import RentedRun
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
 from tests.pool.book import offer
+from tests.pool.fake_pool import shown
 
 CLASS = "c" * 64
 RARE = Exchanges(num_bytes=1e6, count=10, parameters=250_000, interval=50, num_updates=500)
@@ -246,7 +247,7 @@ HANDLE = {
 def test_a_lost_site_goes_on_in_the_class_of_its_last_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first one may have been of a gang of another class that was never complete."""
     classes = {"run-s0.0": "d" * 64, "run-s0.1": CLASS}
-    client: Any = SimpleNamespace(lease=lambda name: {"determinism_class": classes[name]}, rules=found_offer)
+    client: Any = SimpleNamespace(lease=lambda name: shown(determinism_class=classes[name]), rules=found_offer)
     monkeypatch.setattr(rented_run, "ranked_offers", lambda *_, **__: [match("a", 1.0, 1.0)])
     run = RentedRun(client, {**HANDLE, "job": "run-s0", "gang": "run"}, client)
     with pytest.raises(LookupError, match="there is an offer"):
@@ -258,11 +259,10 @@ def test_a_message_that_no_agent_makes_again_ends_the_run() -> None:
     client: Any = None
     run = RentedRun(client, {**HANDLE, "job": "run-s0", "gang": "run"}, client)
     reason = f"{SENT_OTHERWISE} after update 5 than this machine makes"
-    lease: dict[str, Any] = {"reason": reason, "commitments": [], "outcome": "", "running_s": 0, "check_fraction": 0}
-    lease |= {"closed_by": "agent", "delegate": "pool"}
+    lease = shown(reason=reason, closed_by="agent")
     state = run._next([lease, lease], reason)
     assert (state.phase, state.why[:50]) == ("failed", "two agents in a row make another message than the ")
-    alone = run._next([{**lease, "reason": "lost"}, lease], "lost")
+    alone = run._next([replace(lease, reason="lost"), lease], "lost")
     assert alone.why.startswith("the deadline is over")  # one alone may be wrong: what comes next is looked at
 
 
@@ -276,7 +276,7 @@ class Sites:
         client: Any = SimpleNamespace(post=self._post, lease=None, state=self._pool)
         self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
-        monkeypatch.setattr(GangRun, "leases", lambda _: [[one] for one in self.newest])
+        monkeypatch.setattr(GangRun, "leases", lambda _: [[shown(**one)] for one in self.newest])
         monkeypatch.setattr(GangRun, "open", lambda _, __, limit_s, ___: self.opened.append(limit_s))
         monkeypatch.setattr(RentedRun, "order", lambda *_: order)
         monkeypatch.setattr(RentedRun, "state", lambda run: seen_now(phase=self.phases[run.handle["site"]], why="so"))  # type: ignore[arg-type]
@@ -364,8 +364,7 @@ def test_leases_of_earlier_starts_are_no_gangs_that_were_never_complete(monkeypa
         RentedRun, "order", lambda *_: PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
     )
     monkeypatch.setattr(gang_run, "_now", lambda _: 0.0)
-    ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED, "running_s": 0, "outcome": ""}
-    ended |= {"check_fraction": 0, "closed_by": "pool", "delegate": "pool"}
+    ended = shown(state="final", reason=RELEASED, closed_by="pool")
     client: Any = None
     gang = GangRun(client, {**HANDLE, "until_s": 0.0}, client)
     state = gang._complete([ended, ended], [[ended] * 20, [ended]])

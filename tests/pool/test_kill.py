@@ -105,7 +105,7 @@ def test_killed_in_every_state(tmp_path: Path, state: str, rules: str) -> None:
     with killable(tmp_path, rules) as server:
         parties = Parties(server)
         parties.bring_to(state)
-        until(lambda: parties.operator.lease("job")["state"] == state)
+        until(lambda: parties.operator.lease("job").state == state)
         if state in ("slashed", "refunded"):  # they pass by themselves, within a second
             server.kill()
             assert not audit(tmp_path / "log.db").problem
@@ -116,7 +116,7 @@ def test_killed_in_every_state(tmp_path: Path, state: str, rules: str) -> None:
             server.start()
             assert parties.seen() == before
         end(parties, state)
-        until(lambda: parties.operator.lease("job")["state"] == "final")
+        until(lambda: parties.operator.lease("job").state == "final")
         found = parties.operator.state("balances")
         assert sum(found["balances"].values()) == found["deposited"] == 30 * CREDIT
         assert set(found["balances"]) == {key_of(one) for one in (parties.agent, parties.renter, parties.verifier)}
@@ -182,7 +182,7 @@ def storm(folder: Path, kills: int, seed: int) -> None:
         for thread in threads:
             thread.join()
         assert not problems, problems
-        until(lambda: all(one["state"] == "final" for one in operator.state("leases")))
+        until(lambda: all(one.state == "final" for one in operator.leases()))
     state = State()
     assert not audit(folder / "log.db", state=state).problem
     hashes = {event.seq: event.hash for event in events_of(folder)}

@@ -143,7 +143,7 @@ def test_an_agent_that_was_started_again_counts_on(pool: SlowPool, job: Job, tmp
     until(lambda: again.tick() or again._process is not None)
     beat = pool.of(on.Beat)[-1]
     assert (beat.index >= 7, beat.running_s >= 60, beat.samples) == (True, True, 500)
-    pool.leases["job.0"] |= {"samples": 900, "beat_index": 20}
+    pool.documents["job.0"] |= {"samples": 900, "beat_index": 20}
     pool.refusals.append("the beat goes back")
     again.tick()
     again.tick()
@@ -299,7 +299,7 @@ def test_beats_go_on_while_a_checkpoint_and_the_results_are_sent(job: Job, pool:
     assert job.running_s == ran_s
     pool.may_arrive.set()
     until(lambda: job.tick() or job.is_over)
-    assert pool.leases["job.0"]["reason"] == "finished"
+    assert pool.documents["job.0"]["reason"] == "finished"
 
 
 def test_a_commitment_that_was_lost_on_its_way_is_posted_again(job: Job, pool: SlowPool) -> None:
@@ -342,7 +342,7 @@ def test_a_folder_in_the_place_of_a_file_ends_the_job_and_not_the_agent(
     (run_of(job) / "launch" / replaced).mkdir(parents=True)
     job._process.code = 1  # type: ignore[union-attr]
     until(lambda: job.tick() or job.is_over)
-    assert "put a folder into it" in pool.leases["job.0"]["reason"]
+    assert "put a folder into it" in pool.documents["job.0"]["reason"]
 
 
 def test_what_nobody_foresaw_closes_the_lease(job: Job, pool: SlowPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_what_nobody_foresaw_closes_the_lease(job: Job, pool: SlowPool, monkeypa
     monkeypatch.setattr(CheckpointStore, "names", names)
     job.tick()
     assert job.is_over
-    assert "RecursionError" in pool.leases["job.0"]["reason"]
+    assert "RecursionError" in pool.documents["job.0"]["reason"]
 
 
 def test_what_cannot_be_unpacked_closes_the_lease(pool: SlowPool, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_what_cannot_be_unpacked_closes_the_lease(pool: SlowPool, tmp_path: Path
     job = BrokenJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
     job.begin(ORDER)
     until(lambda: job.tick() or job.is_over)
-    assert "embedded null byte" in pool.leases["job.0"]["reason"]
+    assert "embedded null byte" in pool.documents["job.0"]["reason"]
 
 
 def test_a_pool_that_is_away_while_code_is_fetched_fails_no_run(
@@ -422,7 +422,7 @@ def test_an_agents_disk_that_is_full_while_code_is_fetched_fails_no_run(pool: Sl
     job = FetchingJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host)  # type: ignore[arg-type]
     job.begin(ORDER)
     until(lambda: job.tick() or job.is_over)
-    assert pool.leases["job.0"]["reason"].startswith("refused: Cannot write a blob")
+    assert pool.documents["job.0"]["reason"].startswith("refused: Cannot write a blob")
 
 
 @pytest.mark.parametrize("trouble", ["no room to start", "its disk is full"])
@@ -441,7 +441,7 @@ def test_trouble_of_the_owner_does_not_end_the_run(
         job._process.exceeded = f"{HOST_FULL}: 5 bytes are free"  # type: ignore[union-attr]
         job._process.code = -9  # type: ignore[union-attr]
     until(lambda: job.tick() or job.is_over)
-    assert pool.leases["job.0"]["reason"].startswith("refused: ")
+    assert pool.documents["job.0"]["reason"].startswith("refused: ")
 
 
 def test_results_that_the_pool_has_no_room_for_are_sent_again(job: Job, pool: SlowPool) -> None:
@@ -457,7 +457,7 @@ def test_results_that_the_pool_has_no_room_for_are_sent_again(job: Job, pool: Sl
     pool.put_blob = put  # type: ignore[method-assign]
     end(job)
     until(lambda: job.tick() or job.is_over)
-    assert pool.leases["job.0"]["reason"] == "finished"
+    assert pool.documents["job.0"]["reason"] == "finished"
 
 
 def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: SlowPool) -> None:
@@ -470,7 +470,7 @@ def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: S
     assert not job.is_over
     job._began -= 10
     job.tick()
-    assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
+    assert pool.documents["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
 
 
 def test_a_block_is_paid_up_to_its_commitment(job: Job, pool: SlowPool) -> None:
@@ -496,7 +496,7 @@ def test_a_wait_for_another_site_is_told_from_a_job_that_saves_nothing(
     job._carrier = carrier
     job._began -= 1000
     job.tick()
-    assert pool.leases["job.0"]["reason"].startswith(reason)
+    assert pool.documents["job.0"]["reason"].startswith(reason)
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 3000.0])
@@ -529,7 +529,7 @@ def test_a_site_that_waits_does_not_stay_for_a_block_that_is_not_taken(job: Job,
     job._carrier, job._kept, job._sends_from = carrier, ((0, 10), block), float("inf")
     job._began -= 1000
     job.tick()
-    assert pool.leases["job.0"]["reason"].startswith(WAITED)
+    assert pool.documents["job.0"]["reason"].startswith(WAITED)
 
 
 def test_a_site_that_waits_stays_for_a_block_on_its_way(job: Job, pool: SlowPool) -> None:
@@ -572,7 +572,7 @@ def test_results_of_a_checked_job_without_a_commitment_are_not_sent(job: Job, po
     job._is_checked = True
     end(job)
     until(lambda: job.tick() or job.is_over)
-    assert pool.leases["job.0"]["reason"].startswith("failed: it ended without a checkpoint")
+    assert pool.documents["job.0"]["reason"].startswith("failed: it ended without a checkpoint")
     assert not pool.of(on.Finished)
 
 
@@ -596,7 +596,7 @@ def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tm
     may_go_on.set()
     job.tick()
     assert job.is_over
-    assert pool.leases["job.0"]["reason"] == "reclaimed: the owner is back"
+    assert pool.documents["job.0"]["reason"] == "reclaimed: the owner is back"
     assert job._process is None
 
 

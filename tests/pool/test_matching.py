@@ -33,6 +33,7 @@ from stoker.pool.matching import (
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import to_json
 from tests.pool.book import offer
+from tests.pool.fake_pool import shown
 
 HOUR_S = 3600.0
 BARE = Needs(setup_s=0.0, checkpoint_blocked_s=0.0)
@@ -202,37 +203,50 @@ def test_history_corrects_a_forecast() -> None:
     one, five = calibrated(first, [1.5]), calibrated(first, [1.5] * 5)
     assert 1000 < one.run_s < five.run_s < 1500
     assert five.spread < one.spread
-    lease = {"reason": "finished", "device": "h100", "running_s": 5400, "forecast": {"job": "j", "raw_hours": 1.0}}
+    of_job = {"hours": 1.0, "credits": 0, "job": "j", "raw_hours": 1.0}
+    lease = shown(reason="finished", device="h100", running_s=5400, forecast=of_job)
     others = [
-        {**lease, "reason": "lost"},
-        {**lease, "device": "l4"},
-        {**lease, "forecast": {"job": "k", "raw_hours": 1.0}},
+        replace(lease, reason="lost"),
+        replace(lease, device="l4"),
+        replace(lease, forecast=replace(lease.forecast, job="k")),
+        replace(lease, forecast=replace(lease.forecast, raw_hours=0.0)),
     ]
-    assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100") == []
-    assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100", 8) == [1.5]
-    assert earlier_ratios([{**lease, "gang": "run"}], "j", "h100") == []  # it has waited for others
-    assert earlier_ratios([lease, *others, {**lease, "forecast": {"hours": 1.0}}], "j", "h100") == [1.5]
+    assert earlier_ratios([replace(lease, num_devices=8)], "j", "h100") == []
+    assert earlier_ratios([replace(lease, num_devices=8)], "j", "h100", 8) == [1.5]
+    assert earlier_ratios([replace(lease, gang="run")], "j", "h100") == []  # it has waited for others
+    assert earlier_ratios([lease, *others], "j", "h100") == [1.5]
+
+
+def blocks_at(*places: tuple[int, float]) -> list[dict[str, Any]]:
+    """Blocks that were committed after so many updates, so long after the meter began [s]."""
+    return [
+        {"block": number, "update": update, "state": "a", "blob": "b", "at_s": at_s, "running_s": int(at_s)}
+        for number, (update, at_s) in enumerate(places)
+    ]
 
 
 def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
     """Pace between blocks, set-up before them: of each offer by itself, whatever kind of device it is said to be."""
-    blocks = [{"update": 20, "at_s": 1020.0}, {"update": 50, "at_s": 1035.0}, {"update": 80, "at_s": 1050.0}]
-    lease = {
-        "offer_id": "slow",
-        "accepted_s": 1000.0,
-        "heard_s": 1052.0,
-        "running_s": 50,
-        "commitments": blocks,
-        "forecast": {"job": "j", "raw_hours": 0.5},
-    }
-    resumed = {
-        **lease,
-        "forecast": {"job": "j", "raw_hours": 0.0},
-        "commitments": [*blocks[:1], {"update": 140, "at_s": 1080.0}],
-    }
-    others = [{**lease, "forecast": {"job": "k"}}, {**lease, "commitments": blocks[:1]}]
-    of_list = {key: value for key, value in lease.items() if key != "commitments"}
-    site = {**lease, "gang": "run", "gang_leases": [["run-s0.0"], ["run-s1.0"]]}
+    blocks = blocks_at((20, 1020.0), (50, 1035.0), (80, 1050.0))
+    lease = shown(
+        offer_id="slow",
+        accepted_s=1000.0,
+        heard_s=1052.0,
+        running_s=50,
+        commitments=blocks,
+        forecast={"hours": 1.0, "credits": 0, "job": "j", "raw_hours": 0.5},
+    )
+    resumed = replace(
+        lease,
+        forecast=replace(lease.forecast, raw_hours=0.0),
+        commitments=shown(commitments=blocks_at((20, 1020.0), (140, 1080.0))).commitments,
+    )
+    others = [
+        replace(lease, forecast=replace(lease.forecast, job="k")),
+        replace(lease, commitments=lease.commitments[:1]),
+    ]
+    of_list = replace(lease, commitments=())
+    site = replace(lease, gang="run", gang_leases=(("run-s0.0",), ("run-s1.0",)))
     of_gang = earlier_runs([site, resumed], "j", sites=2)
     assert earlier_runs([site, resumed], "j", sites=3) == {}, "each has another part of the batch"
     assert [[run.has_exchanges for run in each] for each in of_gang.values()] == [[True]]
@@ -245,7 +259,7 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
         ]
     }
 
-    finished = {**lease, "reason": "finished", "running_s": 47, "heard_s": 1075.0}  # its results took 25 s
+    finished = replace(lease, reason="finished", running_s=47, heard_s=1075.0)  # its results took 25 s
     [[run]] = earlier_runs([finished], "j").values()
     after = after_runs(RunForecast(run_s=9.0), [run], 80)
     assert after.setup_s is not None
@@ -273,8 +287,8 @@ def test_a_job_moves_only_for_a_tenth() -> None:
 
 def moved(here: ListedOffer, others: list[ListedOffer], pace: float = 1.0, runs: Any = None, **more: Any) -> str:
     """Where a job of 10,000 updates goes on that made 100 at `pace` [updates/s]; "": it stays."""
-    blocks = [{"update": 10 * n, "at_s": 10 * n / pace, "running_s": 10 * n / pace} for n in range(1, 11)]
-    lease = {"commitments": blocks, "running_s": 100 / pace} | more
+    blocks = blocks_at(*((10 * n, 10 * n / pace) for n in range(1, 11)))
+    lease = shown(**{"commitments": blocks, "running_s": int(100 / pace), **more})
     needs = replace(BARE, value_per_hour=CREDIT, setup_s=60.0)
     found = best_move(here, others, {}, lease=lease, total_updates=10_000, needs=needs, runs=runs or {}, now_s=0.0)
     return "" if found is None else found[1].listed.offer.offer_id
@@ -298,9 +312,9 @@ def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
     here, cheap = box("here", 1.0), [box("cheap", 0.4)]
     assert moved(here, cheap) == "cheap"
     assert moved(here, cheap, pace=500.0) == ""
-    assert moved(here, cheap, running_s=5000.0) == ""
+    assert moved(here, cheap, running_s=5000) == ""
     assert moved(here, cheap, forwarded_credits=2 * CREDIT) == "", "sending it all again costs more than it saves"
-    few = [{"update": 10 * n, "at_s": 10.0 * n, "running_s": 10 * n} for n in (1, 2)]
+    few = blocks_at((10, 10.0), (20, 20.0))
     assert moved(here, cheap, commitments=few, running_s=20) == ""
 
 

@@ -19,10 +19,12 @@ from stoker.pool.client import WrongBlob
 from stoker.pool.job_box import MESSAGES, JobBox, PoolOrder
 from stoker.pool.message_carrier import KnownMessage, MessageCarrier, differing_messages, needed_from
 from stoker.pool.replay_check import Making, NotOfTheJob
+from stoker.pool.shown_lease import ShownLease
 from stoker.records.codec import to_json
 from stoker.store import CheckpointStore
 from stoker.store.site_message import MessageHead, encode_message, message_name
 from tests.pool.counting import save
+from tests.pool.fake_pool import shown
 
 
 def content_of(site: int, update: int, message: bytes = b"values", job: str = "5" * 64, sites: int = 2) -> bytes:
@@ -44,12 +46,12 @@ class FakePool:
         self.peer: Any = None
         self.direct, self.copied = list[str](), list[tuple[str, str]]()
 
-    def lease(self, lease_id: str) -> dict[str, Any]:
+    def lease(self, lease_id: str) -> ShownLease:
         """A lease as the control plane shows it."""
         self.num_looks += 1
         names = [["run-s0.0"], ["run-s1.0", "run-s1.1"]]
         known = {"gang_leases": names, "messages": self.messages[lease_id], "direct": self.direct}
-        return {"lease_id": lease_id, "agent": lease_id, **known}
+        return shown(lease_id=lease_id, agent=lease_id, **known)
 
     def put_blob(self, path: Path, *, through_pool: bool = False, message_of: str = "") -> str:
         """Keep a blob."""

@@ -45,7 +45,7 @@ def test_what_is_offered_and_what_a_lease_has_cost(tmp_path: Path) -> None:
         renter.post(opened(delegate=plane.key.public, verify_fraction=0.5))
         agent.post(on.Accepted(lease_id="job"))
         agent.post(on.Beat(lease_id="job", index=0, running_s=2, samples=640))
-        until(lambda: renter.lease("job")["paid_s"] == 2)
+        until(lambda: renter.lease("job").paid_s == 2)
         found = shown.look()
         [listed], [lease] = found["offers"], found["leases"]
         assert (listed["offer_id"], listed["status"], listed["price"]) == ("box", "taken", 0.5)

@@ -126,7 +126,7 @@ def test_large_blobs_go_between_renter_and_agent(tmp_path: Path) -> None:
         assert (tmp_path / "home").read_bytes() == CHECKPOINT
         assert not pool.is_in_pool(tree)
         assert not pool.is_in_pool(checkpoint)
-        assert pool.operator.lease("job")["bulk"]["direct_bytes"] == len(TREE) + len(CHECKPOINT)
+        assert pool.operator.lease("job").bulk["direct_bytes"] == len(TREE) + len(CHECKPOINT)
         other = pool.joined("other")
         with pytest.raises(Refused, match="there is no blob"):
             other.get_blob(checkpoint, tmp_path / "stolen")
@@ -290,9 +290,9 @@ def test_no_lease_is_charged_for_a_blob_that_its_agent_only_names(tmp_path: Path
         assert pool.agent.peer is not None
         pool.agent.peer._in_loop(pool.agent.peer._ask({"op": "held", "blobs": {digest: [len(content)]}}), 10.0)
         pool.agent.post(on.Sent(lease_id="run-s0.0", update=4, fragment=0, blob=digest))
-        assert pool.operator.lease("run-s0.0")["forwarded_credits"] == 0
+        assert pool.operator.lease("run-s0.0").forwarded_credits == 0
         pool.agent.put_blob(tmp_path / "foreign", through_pool=True)
-        assert until(lambda: pool.operator.lease("run-s0.0")["forwarded_credits"]) > 0
+        assert until(lambda: pool.operator.lease("run-s0.0").forwarded_credits) > 0
 
 
 def test_what_an_agent_kept_is_forgotten_after_its_lease_as_well(
@@ -428,16 +428,16 @@ def test_without_a_path_the_pool_forwards_for_its_price(tmp_path: Path, monkeypa
         assert (tmp_path / "got").read_bytes() == TREE
         checkpoint = pool.agent.put_blob(pool.file("checkpoint", CHECKPOINT))
         pool.agent.post(committed(checkpoint))
-        lease = until(lambda: (found := pool.operator.lease("job"))["forwarded_bytes"] == quota and found)
-        assert lease["forwarded_credits"] == len(TREE) // 10 + len(CHECKPOINT) // 10
+        lease = until(lambda: (found := pool.operator.lease("job")).forwarded_bytes == quota and found)
+        assert lease.forwarded_credits == len(TREE) // 10 + len(CHECKPOINT) // 10
         balances = pool.operator.state("balances")
-        assert balances["balances"][pool.operator.address.key] == lease["forwarded_credits"]
+        assert balances["balances"][pool.operator.address.key] == lease.forwarded_credits
         assert sum(balances["balances"].values()) == balances["deposited"]
         pool.agent.get_blob(tree, tmp_path / "again")
         more = pool.agent.put_blob(pool.file("more", b"more" * 1000))
         with pytest.raises(Refused, match="a lease at most"):
             pool.agent.post(committed(more, 1))
-        assert pool.operator.lease("job")["forwarded_credits"] == lease["forwarded_credits"]
+        assert pool.operator.lease("job").forwarded_credits == lease.forwarded_credits
     assert not audit(tmp_path / "pool" / "log.db").problem
 
 
@@ -691,8 +691,8 @@ def test_a_lease_of_others_does_not_stop_a_blob(tmp_path: Path, monkeypatch: pyt
             other.post(opened(name, offer_id=name, order=order, inputs=(tree,), most_forwarding=most))
         pool.agent.get_blob(tree, tmp_path / "got")
         assert (tmp_path / "got").read_bytes() == TREE
-        assert until(lambda: pool.operator.lease("job")["forwarded_credits"])
-        assert pool.operator.lease("willing")["forwarded"] == []
+        assert until(lambda: pool.operator.lease("job").forwarded_credits)
+        assert pool.operator.lease("willing").forwarded == ()
 
 
 async def asked(plane: ControlPlane, key: Key, stack: AsyncExitStack, flood_bytes: int = 0) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from stoker.pool.lease_replay import evidence_of
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER
+from stoker.pool.shown_lease import ShownLease
 from stoker.pool.state import State
 from stoker.records import ENDED, Device
 from tests.pool.server import Killable, in_thread, shift, until
@@ -137,10 +138,10 @@ class Market:
             options={"block": "0.3s", "verify": "100%", "window": "10min"} | options,
         )
 
-    def leases(self) -> list[dict[str, Any]]:
+    def leases(self) -> list[ShownLease]:
         """All leases, oldest first."""
-        found = sorted(self.operator.state("leases"), key=lambda lease: lease["opened_s"])
-        return [self.operator.lease(one["lease_id"]) for one in found]
+        found = sorted(self.operator.leases(), key=lambda lease: lease.opened_s)
+        return [self.operator.lease(one.lease_id) for one in found]
 
     def follow(self, handle: dict[str, Any], limit_s: float = 240.0) -> list[str]:
         """Phases of a run up to its end."""
@@ -219,10 +220,10 @@ def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
         assert "running" in phases
         assert "saving" in phases
         [lease] = market.leases()
-        assert lease["offer_id"] == "ox"
-        assert len(lease["commitments"]) >= 2
-        assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
-        assert 0 < lease["paid_s"] <= lease["closed_s"] - lease["accepted_s"] + 2
+        assert lease.offer_id == "ox"
+        assert len(lease.commitments) >= 2
+        assert {one.block for one in lease.challenges if one.equal} == set(range(len(lease.commitments)))
+        assert 0 < lease.paid_s <= lease.closed_s - lease.accepted_s + 2
         verifier = market.lenders["eye"].client
         [record] = evidence_of(market.renter, lease, 0, tmp_path)
         assert (record["verifier"], record["equal"]) == (verifier.key.public, True)
@@ -244,16 +245,16 @@ def test_a_job_over_two_devices_runs_is_lost_and_goes_on_at_two_others(market, t
         first = market.lend("pair", 0.4, num_devices=2)
         market.lend("other", 0.5, num_devices=2)
         handle = LAUNCHER.start(market.submission("updates=1200", "pace=0.003", on="/2xcpu"), lambda text: None)
-        until(lambda: len(market.leases()[0]["commitments"]) >= 2)
+        until(lambda: len(market.leases()[0].commitments) >= 2)
         first.kill()
         shift(market.folder, 65)
-        until(lambda: market.leases()[0]["reason"] == "lost")
+        until(lambda: market.leases()[0].reason == "lost")
         assert market.follow(handle)[-1] == "finished"
         one, two = market.leases()
-        assert [(lease["offer_id"], lease["num_devices"]) for lease in (one, two)] == [("pair", 2), ("other", 2)]
-        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"] > 0
-        assert {asked["block"] for asked in two["challenges"] if asked["equal"]} == set(range(len(two["commitments"])))
-        assert two["paid_s"] > 0
+        assert [(lease.offer_id, lease.num_devices) for lease in (one, two)] == [("pair", 2), ("other", 2)]
+        assert two.commitments[0].update > one.commitments[-1].update > 0
+        assert {asked.block for asked in two.challenges if asked.equal} == set(range(len(two.commitments)))
+        assert two.paid_s > 0
         market.require_right()
 
 
@@ -273,7 +274,7 @@ def test_a_run_waits_until_another_one_is_done(market):
         assert market.follow(handles[0])[-1] == "finished"
         assert any("waiting in the queue" in text for text in told)
         assert market.operator.state("pool")["num_waiting"] == 0
-        assert [lease["offer_id"] for lease in market.leases()] == ["ox", "ox"]
+        assert [lease.offer_id for lease in market.leases()] == ["ox", "ox"]
         market.require_right()
 
 
@@ -286,16 +287,16 @@ def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_p
         market.lend("ox", 0.4)
         market.lend("eye", 9.0)
         handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
-        until(lambda: len(market.leases()[0]["commitments"]) >= 2)
+        until(lambda: len(market.leases()[0].commitments) >= 2)
         market.lenders["mayfly"].kill()
         shift(market.folder, 65)
-        until(lambda: market.leases()[0]["reason"] == "lost")
+        until(lambda: market.leases()[0].reason == "lost")
         phases = market.follow(handle)
         assert phases[-1] == "finished"
         leases = market.leases()
-        assert [lease["offer_id"] for lease in leases] == ["mayfly", "magpie", "ox"]
+        assert [lease.offer_id for lease in leases] == ["mayfly", "magpie", "ox"]
         until(lambda: market.slashed("magpie") == 1)
-        settled = [one for one in audited(market).leases[leases[1]["lease_id"]].found_updates if one.for_verifier]
+        settled = [one for one in audited(market).leases[leases[1].lease_id].found_updates if one.for_verifier]
         assert settled
         for found in settled:
             assert found.update % 10 == 8
@@ -325,15 +326,15 @@ def test_a_lying_verifier_has_an_honest_agent_neither_slashed_nor_unpaid(market)
         market.lend("ox", 0.4)
         market.lend("liar", 9.0, check_box=CheatingBox)
         handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
-        until(lambda: market.leases()[0]["result"], 60.0)
-        until(lambda: any(one["equal"] is False for one in market.leases()[0]["challenges"]), 60.0)
+        until(lambda: market.leases()[0].result, 60.0)
+        until(lambda: any(one.equal is False for one in market.leases()[0].challenges), 60.0)
         market.lend("eye", 9.0)
         market.lend("bat", 9.0)
         assert market.follow(handle)[-1] == "finished"
         [lease] = market.leases()
-        until(lambda: market.leases()[0]["state"] == "final")
+        until(lambda: market.leases()[0].state == "final")
         state = audited(market)
-        lease = state.leases[lease["lease_id"]]
+        lease = state.leases[lease.lease_id]
         assert (lease.state, lease.outcome) == ("final", "")
         assert lease.settlement.pay > 0
         liar, ox = (market.lenders[name].client.key.public for name in ("liar", "ox"))
@@ -365,7 +366,7 @@ def test_a_cheat_that_cannot_make_its_blocks_again_is_slashed_all_the_same(marke
         handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
         assert market.follow(handle)[-1] == "finished"
         until(lambda: market.slashed("magpie") == 1)
-        lease = audited(market).leases[market.leases()[0]["lease_id"]]
+        lease = audited(market).leases[market.leases()[0].lease_id]
         assert not lease.found_updates
         assert any(one.bisection is not None and one.bisection.agent.has_given_up for one in lease.challenges)
         assert any("is not what it committed to" in text for text in market.lenders["magpie"].said)
@@ -379,12 +380,12 @@ def test_an_owner_takes_the_machine_back_and_the_job_moves(market):
         first = market.lend("first", 0.1)
         market.lend("second", 0.4)
         handle = LAUNCHER.start(market.submission("updates=1500", verify="none"), lambda text: None)
-        until(lambda: market.leases()[0]["commitments"])
+        until(lambda: market.leases()[0].commitments)
         (first.agent.folder / "paused").touch()
         assert market.follow(handle)[-1] == "finished"
         one, two = market.leases()
-        assert one["reason"].startswith("reclaimed")
-        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"] > 0
+        assert one.reason.startswith("reclaimed")
+        assert two.commitments[0].update > one.commitments[-1].update > 0
         market.require_right()
 
 
@@ -395,7 +396,7 @@ def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tm
         market.lend("ox", 0.4)
         submission = market.submission("updates=2000", verify="none")
         handle = LAUNCHER.start(submission, lambda text: None)
-        until(lambda: market.leases()[0]["commitments"])
+        until(lambda: market.leases()[0].commitments)
         LAUNCHER.stop(handle)
         assert market.follow(handle)[-1] == "stopped"
         LAUNCHER.fetch(handle, tmp_path / "home")
@@ -403,7 +404,7 @@ def test_a_stop_keeps_what_was_committed_and_the_same_command_goes_on(market, tm
         until(lambda: market.lenders["ox"].agent._job is None)
         again = LAUNCHER.start(submission, lambda text: None)
         assert market.follow(again)[-1] == "finished"
-        assert market.leases()[1]["commitments"][0]["update"] > market.leases()[0]["commitments"][-1]["update"]
+        assert market.leases()[1].commitments[0].update > market.leases()[0].commitments[-1].update
 
 
 @pytest.mark.slow
@@ -420,14 +421,14 @@ def test_a_control_plane_that_is_killed_again_and_again_stops_no_job(monkeypatch
             handle = LAUNCHER.start(market.submission("updates=5000", "pace=0.004", block="2s"), lambda text: None)
             blocks = 0
             for _ in range(3):
-                until(lambda blocks=blocks: len(market.leases()[0]["commitments"]) > blocks)
-                blocks = len(market.leases()[0]["commitments"])
+                until(lambda blocks=blocks: len(market.leases()[0].commitments) > blocks)
+                blocks = len(market.leases()[0].commitments)
                 plane.kill()
                 assert LAUNCHER.state(handle).phase == "unknown"
                 plane.start()
             assert market.follow(handle)[-1] == "finished"
             assert len(market.leases()) == 1
-            assert market.leases()[0]["reason"] == "finished"
+            assert market.leases()[0].reason == "finished"
             market.require_right()
 
 
@@ -451,13 +452,13 @@ def test_a_job_moves_to_a_better_offer_and_ends_with_the_same_state(market, tmp_
         market.lend("dear", 2.0)
         submission = market.submission("updates=8000", value="0.01usd", verify="none")
         handle = LAUNCHER.start(submission, lambda text: None)
-        until(lambda: len(market.leases()[0]["commitments"]) >= 3)
+        until(lambda: len(market.leases()[0].commitments) >= 3)
         market.lend("cheap", 0.1)
         assert market.follow(handle)[-1] == "finished"
         one, two = market.leases()
-        assert (one["offer_id"], two["offer_id"]) == ("dear", "cheap")
-        assert one["reason"].startswith("moved: the rest is expected to cost")
-        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"]
+        assert (one.offer_id, two.offer_id) == ("dear", "cheap")
+        assert one.reason.startswith("moved: the rest is expected to cost")
+        assert two.commitments[0].update > one.commitments[-1].update
         LAUNCHER.fetch(handle, tmp_path / "home")
         state = b"\0" * 32
         from tests.pool.counting import link

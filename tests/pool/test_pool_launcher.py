@@ -114,7 +114,7 @@ class Pool(FakePool):
         super().post(body, **more)
         if isinstance(body, on.RunStopped):
             (self.stopped.add if body.is_stopped else self.stopped.discard)(body.run)
-            for one in self.leases.values():
+            for one in self.documents.values():
                 one["is_run_stopped"] = body.is_stopped
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
@@ -157,7 +157,7 @@ def submission(**changes: Any) -> Submission:
 def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A handle, and its first lease, which runs."""
     handle = LAUNCHER.start(submission(**changes), lambda text: None)
-    lease = pool.leases[f"{handle['job']}.0"]
+    lease = pool.documents[f"{handle['job']}.0"]
     lease["state"] = "running"
     return handle, lease
 
@@ -196,7 +196,12 @@ def commit(
 
 def judged(lease: dict[str, Any], *equal: bool) -> None:
     """Verdicts of replays of the first blocks."""
-    lease["challenges"] = [{"block": block, "equal": one, "fee": 0} for block, one in enumerate(equal)]
+    lease["challenges"] = [replay(block, equal=one) for block, one in enumerate(equal)]
+
+
+def replay(block: int, *, equal: bool, verifier: str = "v", fee: int = 0) -> dict[str, Any]:
+    """The verdict of a replay, in JSON."""
+    return {"block": block, "equal": equal, "fee": fee, "verifier": verifier, "since_s": 0.0}
 
 
 def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> None:
@@ -209,7 +214,7 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert len(opened.inputs) == 1
     assert LAUNCHER.state(handle).phase == "running"
     assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
-    assert len(pool.leases) == 1, "a run that is going on was started twice"
+    assert len(pool.documents) == 1, "a run that is going on was started twice"
     assert lease["agent"] == "cheap"
 
 
@@ -245,7 +250,7 @@ def test_all_devices_of_an_offer_are_taken_or_none(pool) -> None:
     pool.offer("spare", 70_000, device=on.OfferedDevice(kind="cpu", count=2))
     del pool.offers["pair"]
     assert LAUNCHER.state(handle).phase == "requeued"
-    second = pool.leases[f"{handle['job']}.1"]
+    second = pool.documents[f"{handle['job']}.1"]
     assert second["offer_id"] == "spare"
     assert read_order((pool.folder / second["order"]).read_bytes()).num_devices == 2
 
@@ -286,7 +291,7 @@ def test_a_run_waits_in_the_queue_until_an_offer_is_free(pool, monkeypatch) -> N
     mine = [one for one in pool.of(on.Waiting) if one.request_id == handle["job"]]
     assert [one.until_s > fake.time() for one in mine] == [True, True, False]
     assert sum("waiting in the queue" in line for line in told) == 1
-    pool.leases[f"{handle['job']}.0"] |= {"state": "closed", "reason": "lost"}
+    pool.documents[f"{handle['job']}.0"] |= {"state": "closed", "reason": "lost"}
     pool.offers["dear"] |= {"is_free": False}
     assert LAUNCHER.state(handle).phase == "queued"
     assert pool.of(on.Waiting)[-1].until_s > fake.time()
@@ -353,7 +358,7 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_p
     order = read_order((pool.folder / opened.order).read_bytes())
     assert (order.resume, order.resume_seal) == tuple(lease["commitments"][1][name] for name in ("blob", "seal"))
     assert "update 20" in state.why
-    pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
+    pool.documents[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
     assert LAUNCHER.state(handle).phase == "requeued"
     assert pool.of(on.Opened)[2].offer_id == "cheap", "one cut of the line, and an agent is never asked again"
 
@@ -364,7 +369,8 @@ def test_an_agent_that_went_away_before_it_accepted_is_not_waited_for(pool) -> N
     lease |= {"state": "funded", "is_agent_away": False}
     assert LAUNCHER.state(handle).phase == "queued"
     assert len(pool.of(on.Opened)) == 1
-    lease |= {"is_agent_away": True, "closed_s": time.time(), "contract": {}}
+    terms = {"payer": f"0x{'1' * 40}", "payee": f"0x{'2' * 40}", "cosigner": f"0x{'3' * 40}", "deadline_s": 1}
+    lease |= {"is_agent_away": True, "closed_s": time.time(), "contract": terms}
     assert LAUNCHER.state(handle).phase == "queued", "it waits for a chain"
     lease["contract"] = None
     assert LAUNCHER.state(handle).phase == "requeued"
@@ -414,7 +420,7 @@ def test_a_run_that_waits_for_an_offer_can_be_stopped(pool, monkeypatch, tmp_pat
     assert LAUNCHER.state(handle).phase == "stopped"
     assert len(pool.of(on.Opened)) == 1
     again = LAUNCHER.start(submission(), print)
-    pool.leases[f"{again['job']}.1"]["state"] = "running"
+    pool.documents[f"{again['job']}.1"]["state"] = "running"
     assert LAUNCHER.state(again).phase == "running"
 
 
@@ -448,7 +454,7 @@ def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
         assert LAUNCHER.state(handle).phase == "queued"
         lease["closed_s"] -= 31
         assert LAUNCHER.state(handle).phase == "requeued"
-        lease = pool.leases[f"{handle['job']}.{number + 1}"]
+        lease = pool.documents[f"{handle['job']}.{number + 1}"]
 
 
 def test_a_job_that_saves_nothing_for_too_long_is_not_tried_for_ever(pool, tmp_path) -> None:
@@ -457,12 +463,12 @@ def test_a_job_that_saves_nothing_for_too_long_is_not_tried_for_ever(pool, tmp_p
     left = {"state": "closed", "reason": "refused: it has saved nothing for 15 min 2 s", "closed_s": time.time() - 999}
     lease |= left
     assert LAUNCHER.state(handle).phase == "requeued"
-    second = pool.leases[f"{handle['job']}.1"]
+    second = pool.documents[f"{handle['job']}.1"]
     commit(pool, second, tmp_path, 10)
     second |= left
     assert LAUNCHER.state(handle).phase == "requeued"
     for number in (2, 3):
-        pool.leases[f"{handle['job']}.{number}"] |= left
+        pool.documents[f"{handle['job']}.{number}"] |= left
         state = LAUNCHER.state(handle)
         assert state.phase == ("failed" if number == 3 else "requeued")
     assert "evaluate on fewer samples" in state.why
@@ -472,12 +478,12 @@ def test_the_most_leases_are_the_most_for_a_start_as_well(pool) -> None:
     """A lease that would never be looked at again is not opened."""
     handle, lease = started(pool)
     for number in range(1, 100):
-        pool.leases[f"{handle['job']}.{number}"] = {**lease, "lease_id": f"{handle['job']}.{number}"}
-    for one in pool.leases.values():
+        pool.documents[f"{handle['job']}.{number}"] = {**lease, "lease_id": f"{handle['job']}.{number}"}
+    for one in pool.documents.values():
         one |= {"state": "closed", "reason": "stopped: asked", "closed_by": one["renter"]}
     with pytest.raises(PlaceFailed, match="has had 100 leases"):
         LAUNCHER.start(submission(), print)
-    assert len(pool.leases) == 100
+    assert len(pool.documents) == 100
 
 
 @pytest.mark.parametrize("settled", ["slashed", "final"])
@@ -487,7 +493,7 @@ def test_a_wrong_block_is_not_gone_on_from(pool, tmp_path, settled) -> None:
     commit(pool, lease, tmp_path, 10, 20, 30)
     lease |= {"state": "closed", "reason": "lost"}
     LAUNCHER.state(handle)
-    heir = pool.leases[f"{handle['job']}.1"]
+    heir = pool.documents[f"{handle['job']}.1"]
     heir["state"] = "running"
     commit(pool, heir, tmp_path, 40)
     judged(lease, True, False, True)
@@ -519,11 +525,11 @@ def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
     lease["running_s"] = 900
     commit(pool, lease, tmp_path, 10)
     lease |= {"state": "closed", "reason": "lost", "running_s": 1800, "paid_s": 1800, "rate_per_hour": 100_000}
-    lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
+    lease["challenges"] = [replay(0, equal=True, fee=20_000)]
     LAUNCHER.state(handle)
     assert pool.of(on.Opened)[1].deposit == pytest.approx(100_000, abs=1000), "as much as it was paid may be replayed"
     for outcome, left in (("", 105_000), ("slashed", 130_000)):
-        pool.leases.pop(f"{handle['job']}.1")
+        pool.documents.pop(f"{handle['job']}.1")
         lease |= {"state": "final", "outcome": outcome, "settlement": {"pay": 0 if outcome else 25_000}}
         LAUNCHER.state(handle)
         assert pool.of(on.Opened)[-1].deposit == pytest.approx(left, abs=1000)
@@ -564,7 +570,7 @@ def test_a_full_disk_of_the_renter_opens_no_further_lease(pool, tmp_path) -> Non
     real, full = pool.get_blob, DiskFailed("Cannot write a blob: the disk is full.")
     pool.get_blob = lambda *_, **__: (_ for _ in ()).throw(full)
     state = LAUNCHER.state(handle)
-    assert (state.phase, len(pool.leases)) == ("unknown", 1)
+    assert (state.phase, len(pool.documents)) == ("unknown", 1)
     assert "the disk is full" in state.evidence
     with pytest.raises(PlaceUnreachable, match="the disk is full"):
         LAUNCHER.events(handle, 0)
@@ -579,12 +585,14 @@ def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -
     lease |= {"state": "final", "outcome": "slashed", "reason": "finished"}
     lease["result"] = lease["commitments"][2]["plain"]
     lease["challenges"] = [
-        {"block": block, "equal": equal, "fee": 0} for block, equal in ((0, True), (2, False), (2, False))
+        replay(0, equal=True),
+        replay(2, equal=False, verifier="v"),
+        replay(2, equal=False, verifier="w"),
     ]
     assert LAUNCHER.state(handle).phase == "requeued"
     assert lease["commitments"][0]["blob"] in pool.of(on.Opened)[-1].inputs
     lease["challenges"] = lease["challenges"][1:]
-    pool.leases.pop(f"{handle['job']}.1")
+    pool.documents.pop(f"{handle['job']}.1")
     assert LAUNCHER.state(handle).phase == "requeued"
     assert len(pool.of(on.Opened)[-1].inputs) == 1, "it begins anew"
 
@@ -618,14 +626,14 @@ def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> No
     if is_heir:
         lease |= {"state": "closed", "reason": "lost"}
         LAUNCHER.state(handle)
-        lease = pool.leases[f"{handle['job']}.1"]
+        lease = pool.documents[f"{handle['job']}.1"]
     lease |= {"state": "closed", "reason": "finished", "result": result}
     state = LAUNCHER.state(handle)
     assert state.phase == "requeued"
     assert "ended at update 20 of 1,000" in state.why
     assert pool.of(on.Opened)[-1].offer_id != lease["offer_id"]
     assert block in pool.of(on.Opened)[-1].inputs
-    pool.leases[pool.of(on.Opened)[-1].lease_id] |= {"state": "closed", "reason": "reclaimed: it is needed"}
+    pool.documents[pool.of(on.Opened)[-1].lease_id] |= {"state": "closed", "reason": "reclaimed: it is needed"}
     LAUNCHER.state(handle)
     assert lease["offer_id"] not in {one.offer_id for one in pool.of(on.Opened)[-2:]}, "it was asked again"
 
@@ -647,7 +655,7 @@ def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> No
     state = LAUNCHER.state(handle)
     assert state.phase == phase
     assert not state.why.startswith(f"{phase}: "), "the phase is shown before it"
-    assert len(pool.leases) == 1
+    assert len(pool.documents) == 1
 
 
 @pytest.mark.parametrize("reason", ["finished", "stopped: asked"])
@@ -684,7 +692,7 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool, tmp_path) -> None:
         LAUNCHER.start(submission(options={"deadline": "10min"}), print)
     with pytest.raises(PlaceFailed, match="is not known"):
         LAUNCHER.start(submission(time_limit_s=None), print)
-    assert not pool.leases
+    assert not pool.documents
     handle, lease = started(pool)
     lease["running_s"] = 3600
     commit(pool, lease, tmp_path, 10)
@@ -701,7 +709,8 @@ def going_well(
     commit(pool, lease, tmp_path, 10, 20, 30, total=total, verdict=verdict)
     for number, block in enumerate(lease["commitments"], 1):
         block |= {"at_s": 10.0 * number, "running_s": 10 * number}
-    lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "forecast": {"job": ""}, "rate_per_hour": 900_000}
+    lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "rate_per_hour": 900_000}
+    lease["forecast"] = {"hours": 1.0, "credits": 0}
     return handle, lease
 
 
@@ -757,7 +766,7 @@ def test_a_deposit_leaves_room_for_large_files_in_the_most_that_is_spent(pool) -
     options = {"verify": "none", "forwarding": "0.05usd"}
     for price, deposit in ((0, 100_000), (1, 50_000)):
         pool.forward_price = price
-        pool.leases.clear()
+        pool.documents.clear()
         LAUNCHER.start(submission(options=options, max_cost=0.1, time_limit_s=7200.0), lambda text: None)
         assert pool.of(on.Opened)[-1].deposit == deposit
     options["forecasts"] = json.dumps({"cpu/1": {"run_s": 3600.0}})
@@ -815,11 +824,15 @@ def test_a_run_moves_a_few_times_at_most(pool, tmp_path) -> None:
     """What an offer says of itself may be wrong, each time anew."""
     handle, lease = going_well(pool, tmp_path)
     for number in range(rented_run.MOST_MOVES):
-        pool.leases[f"{handle['job']}.{number}"] = {**lease, "state": "closed", "reason": "moved: it is cheaper there"}
-    pool.leases[f"{handle['job']}.{rented_run.MOST_MOVES}"] = lease
+        pool.documents[f"{handle['job']}.{number}"] = {
+            **lease,
+            "state": "closed",
+            "reason": "moved: it is cheaper there",
+        }
+    pool.documents[f"{handle['job']}.{rented_run.MOST_MOVES}"] = lease
     pool.offer("cheap", 100_000)
     assert LAUNCHER.state(handle).phase == "running"
-    pool.leases[f"{handle['job']}.0"]["reason"] = "lost"
+    pool.documents[f"{handle['job']}.0"]["reason"] = "lost"
     assert LAUNCHER.state(handle).phase == "requeued"
 
 
@@ -853,7 +866,7 @@ def test_a_fraction_of_a_second_pays_for_no_further_lease(pool) -> None:
     assert state.phase == "failed"
     assert "are over" in state.why
     assert "the same command begins again, for as long as" in state.why
-    assert len(pool.leases) == 1
+    assert len(pool.documents) == 1
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,8 @@ def pool_wallet(
         assert client.key is not None
         account = client.key.public
         balances = client.state("balances")["balances"]
-        escrow = sum(lease["escrow"] for lease in client.state("leases", renter=account, unsettled="1"))
-        bonds = sum(lease["bond_held"] for lease in client.state("leases", agent=account, unsettled="1"))
+        escrow = sum(lease.escrow for lease in client.leases(renter=account, unsettled="1"))
+        bonds = sum(lease.bond_held for lease in client.leases(agent=account, unsettled="1"))
         if as_json:
             print_document({"key": account, "balance": balances.get(account, 0), "in_escrow": escrow, "bonds": bonds})
             return

@@ -206,7 +206,7 @@ def verify(
         client = client_of(address, key)
 
         device = api.resolve_place("here", api.attached_devices())
-        count = int(client.lease(lease).get("num_devices", 1))
+        count = client.lease(lease).num_devices
         lent = pool.lent_devices(f"{count}xhere", api.attached_devices())
         files = _device_files(tuple(one.index for one in lent) if device.kind == "cuda" else ())
         kind = pool.best_isolation(isolation, files)
@@ -214,7 +214,7 @@ def verify(
         pool.joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
         host = pool.Host(isolation=kind, limits=limits, devices=files)
         shown, checks = client.lease(lease), _folder(folder) / "checks"
-        numbers = [block] if block is not None else range(len(shown["commitments"]))
+        numbers = [block] if block is not None else range(len(shown.commitments))
         own_class, found = pool.determinism_class(device, count), list[dict[str, Any]]()
         with output(for_json=as_json):
             for number in numbers:
@@ -261,7 +261,7 @@ def dispute(
 
 def _updates(
     client: pool.PoolClient,
-    lease: dict[str, Any],
+    lease: pool.ShownLease,
     number: int,
     folder: Path,
     host: pool.Host,
@@ -271,7 +271,7 @@ def _updates(
 ) -> list[dict[str, Any]]:
     """Make the updates of a block that were found, alone, as an arbiter does."""
     found = []
-    for one in pool.typed_lease(lease).found_updates:
+    for one in lease.found_updates:
         if one.block != number:
             continue
         verdict = pool.replay_lease(

@@ -160,12 +160,12 @@ def settle(
     """
     with pool_errors():
         client = client_of(address, key)
-        rules, document = client.rules(), client.lease(lease_id)
+        rules, lease = client.rules(), client.lease(lease_id)
         if not rules.contract:
             raise BadJob("the money of this pool is in its log, and settled there")
-        custody, lease = pool.Custody.of_member(rules, client.address.key), pool.typed_lease(document)
-        if document["verdict"]:
-            sent, what = custody.bring(lease, bytes.fromhex(document["verdict"])), "settled"
+        custody = pool.Custody.of_member(rules, client.address.key)
+        if lease.verdict:
+            sent, what = custody.bring(lease, bytes.fromhex(lease.verdict)), "settled"
         else:
             sent, what = custody.get_back(lease), "got back"
         state = custody.contract.state(custody.terms(lease).lease)

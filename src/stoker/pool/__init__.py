@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import lent_devices as lent_devices
     from stoker.pool.answers import read_offer as read_offer
-    from stoker.pool.answers import typed_lease as typed_lease
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient
     from stoker.pool.contract.custody import ChainSettings as ChainSettings
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from stoker.pool.owners_use import limited_power as limited_power
     from stoker.pool.serve import pool_folder as pool_folder
     from stoker.pool.serve import serve_pool as serve_pool
+    from stoker.pool.shown_lease import ShownLease as ShownLease
     from stoker.pool.state import State as State
 
 __getattr__ = on_first_use(__name__, __file__)

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from stoker.devices import planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
-from stoker.pool.answers import typed_lease
 from stoker.pool.bisection import Bisection, points
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.escrow import credits_text
@@ -53,13 +52,14 @@ from stoker.pool.isolation import (
     remove_tree,
 )
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages
-from stoker.pool.lease import BEAT_S, MOST_BLOCK_S
+from stoker.pool.lease import BEAT_S, METERED, MOST_BLOCK_S
 from stoker.pool.lease_replay import blocks_of, made_again, replay_lease
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
 from stoker.pool.probed_device import ProbedDevice
 from stoker.pool.replay_check import supplied_states, traced_block
+from stoker.pool.shown_lease import ShownLease
 from stoker.records import Device
 from stoker.records.codec import digest, printable
 from stoker.store.disk_errors import disk_errors
@@ -429,7 +429,7 @@ class Agent:
         elif self._job is not None and (by_s := work.get("leaving", {}).get(self._job.lease_id)):
             self._job.reclaim(max(0.0, by_s - time.time()), "the pool needs the device for a higher priority")
         for lease in work["leases"]:
-            if may_work and self._job is None and lease["lease_id"] not in self._refused:
+            if may_work and self._job is None and lease.lease_id not in self._refused:
                 self._stop_probes()
                 self._accept(lease)
         if not may_work:
@@ -508,10 +508,9 @@ class Agent:
     def _is_checking(self) -> bool:
         return self._check is not None and self._check.is_alive()
 
-    def _accept(self, lease: dict[str, Any]) -> None:
+    def _accept(self, lease: ShownLease) -> None:
         """Accept a lease whose order this machine can run; refuse it with the reason otherwise."""
-        lease_id = str(lease["lease_id"])
-        job = self._job_of(lease)
+        lease_id, job = lease.lease_id, self._job_of(lease)
         try:
             self._require_fair(lease)
             order = job.read_order()
@@ -519,7 +518,7 @@ class Agent:
             if order.num_devices != self.lending.num_devices:
                 raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
             _require_site(lease, order)
-            if float(lease["check_fraction"]) and order.block_s > MOST_BLOCK_S:
+            if lease.check_fraction and order.block_s > MOST_BLOCK_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and what is not committed is not paid: "
                     f"{MOST_BLOCK_S} s at most"
@@ -539,24 +538,23 @@ class Agent:
         self._job = job
         job.begin(order)
 
-    def _require_fair(self, lease: dict[str, Any]) -> None:
+    def _require_fair(self, lease: ShownLease) -> None:
         """Refuse a lease whose work could stay unpaid, or whose bond could be held for long."""
-        if lease["delegate"] != self.client.address.key:
+        if lease.delegate != self.client.address.key:
             raise BadJob(
                 "only the renter could co-sign beats, and unsigned ones are not paid: name the pool's key as delegate"
             )
         most = self.lending.most_bond
         if most is None:
             most = math.ceil(self.lending.max_s / 3600 * self.lending.price_per_hour)
-        if int(lease["bond"]) > most:
+        if lease.bond > most:
             raise BadJob(
-                f"it wants a bond of {credits_text(int(lease['bond']))}, this agent puts up "
-                f"{credits_text(most)} at most"
+                f"it wants a bond of {credits_text(lease.bond)}, this agent puts up {credits_text(most)} at most"
             )
-        if float(lease["window_s"]) > self.lending.longest_window_s:
+        if lease.window_s > self.lending.longest_window_s:
             raise BadJob(
-                f"its bond could be held for {format_seconds(float(lease['window_s']))} after the end, this "
-                f"agent takes {format_seconds(self.lending.longest_window_s)} at most"
+                f"its bond could be held for {format_seconds(lease.window_s)} after the end, this agent takes "
+                f"{format_seconds(self.lending.longest_window_s)} at most"
             )
 
     def _require_possible(self, order: PoolOrder) -> None:
@@ -580,10 +578,8 @@ class Agent:
         """
         held = {path.name for path in (self.folder / "leases").iterdir()}
         mine = self._public
-        found: Any = self.client.state("leases", agent=mine, unsettled="1") if held else []
-        for one in found if isinstance(found, list) else found.values():
-            lease_id = str(one["lease_id"])
-            is_mine = one["agent"] == mine and one["state"] in ("running", "suspect", "reclaiming")
+        for one in self.client.leases(agent=mine, unsettled="1") if held else ():
+            lease_id, is_mine = one.lease_id, one.agent == mine and one.state in METERED
             if lease_id not in held or not is_mine or self._job is not None:
                 continue
             lease = self.client.lease(lease_id)
@@ -592,9 +588,9 @@ class Agent:
                 order = job.read_order()
                 job.begin(
                     order,
-                    beats=int(lease["beat_index"]) + 1,
-                    ran_s=float(lease["running_s"]),
-                    samples=int(lease["samples"]),
+                    beats=lease.beat_index + 1,
+                    ran_s=lease.running_s,
+                    samples=lease.samples,
                     blocks=blocks_of(lease, order),
                 )
             except Exception as problem:
@@ -608,16 +604,16 @@ class Agent:
         for left in held:
             remove_tree(self.folder / "leases" / left)
 
-    def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
+    def _job_of(self, lease: ShownLease) -> LeasedJob:
         job = self.job_type(
-            str(lease["lease_id"]),
-            str(lease["order"]),
-            self.folder / "leases" / str(lease["lease_id"]),
+            lease.lease_id,
+            lease.order,
+            self.folder / "leases" / lease.lease_id,
             self.client,
             host=self.host,
             beat_s=self.lending.beat_s,
             tell=self.tell,
-            is_checked=float(lease["check_fraction"]) > 0,
+            is_checked=lease.check_fraction > 0,
         )
         job.news = self._news.set
         return job
@@ -699,7 +695,7 @@ class Agent:
 
     def _asked_search(self, lease_id: str, block: int, verifier: str) -> Bisection | None:
         """The search, if it waits for this agent: what the pool said of it may be a moment old."""
-        lease = typed_lease(self.client.lease(lease_id))
+        lease = self.client.lease(lease_id)
         verdict, search = lease.searched(block, verifier)
         party = lease.party(self._public, verdict)
         is_open = lease.state == "disputed" and not verdict.dismissed
@@ -751,9 +747,9 @@ def _said(problem: Exception) -> str:
     return problem.message if isinstance(problem, StokerError) else repr(problem)
 
 
-def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:
+def _require_site(lease: ShownLease, order: PoolOrder) -> None:
     """Refuse an order of another site than the lease: it would wait for no gang, or not wait for its own."""
     of_order = f"of site {order.site}" if order.sites else "of no gang"
-    of_lease = f"of site {int(lease.get('site', 0))}" if lease.get("gang") else "of no gang"
+    of_lease = f"of site {lease.site}" if lease.gang else "of no gang"
     if of_order != of_lease:
         raise BadJob(f"its order is {of_order}, and the lease {of_lease}")

@@ -1,13 +1,13 @@
 """What a control plane answers, checked before a client uses anything of it as a path, a number or a name.
 
 A control plane may be wrong, or lie: names of leases and hashes become names of files, numbers become sums and times.
-Documents stay as they came; fields of a lease itself that this version does not know are left in it.
+Leases become records; other documents stay as they came.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.errors import PlaceFailed
@@ -15,7 +15,8 @@ from stoker.pool.bisection import Bisection
 from stoker.pool.events import MOST_SITES
 from stoker.pool.hardware_proof import MOST_INNER
 from stoker.pool.keys import is_digest
-from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
+from stoker.pool.lease import MOST_COMMITMENTS, Commitment
+from stoker.pool.shown_lease import ShownLease
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json
 
@@ -30,20 +31,20 @@ _QUESTIONS = {"multiply": ("seed", "n", "k"), "salt": ("salt",), "rows": ("rows"
 _LISTED = ("offer", "agent", "offered_s", "lease_id")
 
 
-def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
-    """A lease as the control plane shows it; `lease_id`: the one that was asked for.
+def read_lease(document: JSON, lease_id: str | None = None) -> ShownLease:
+    """A lease, of which fields that this version does not know are left out; `lease_id`: the one that was asked for.
 
     Raises:
         ValueError, TypeError: it is none, or another one.
     """
     found = _object(document, "lease")
-    lease = typed_lease(found)
+    lease = from_json({name: found[name] for name in ShownLease.__dataclass_fields__ if name in found}, ShownLease)
     require_lease_id(lease.lease_id)
     if lease_id is not None and lease.lease_id != lease_id:
         raise ValueError(f"the lease {lease.lease_id} in the place of {lease_id}")
     _require_numbers(found)
     for name in ("escrow", "bond_held"):
-        _whole(found.get(name, 0), name)
+        _whole(getattr(lease, name), name)
     hashes = {
         "order": lease.order,
         "result": lease.result,
@@ -53,7 +54,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         _require_hash(digest, name, may_be_empty=name == "result")
     if len(lease.commitments) > MOST_COMMITMENTS:
         raise ValueError(f"{len(lease.commitments):,} blocks: a lease has {MOST_COMMITMENTS:,} at most")
-    _require_gang(lease, found)
+    _require_gang(lease)
     before: Commitment | None = None
     for number, block in enumerate(lease.commitments):
         _require_hash(block.state, f"commitments[{number}].state")
@@ -67,25 +68,32 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
             raise ValueError(f"a replay of block {challenge.block}, of {len(lease.commitments)}")
         if challenge.bisection is not None:
             _require_search(challenge.bisection)
-    return found
+    return lease
 
 
-def typed_lease(lease: Mapping[str, Any]) -> Lease:
-    """A lease as a record, of which fields that this version does not know are left out."""
-    return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
+def read_leases(document: JSON) -> list[ShownLease]:
+    """A list of leases, without their blocks and replays.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    return [read_lease(one) for one in _list(document, "leases")]
 
 
-def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError where the messages of a site, or the leases or links of its gang, are none."""
+def _require_gang(lease: ShownLease) -> None:
+    """Raises ValueError where the messages of a site, or the leases or links of its gang, are none."""
     for message in lease.messages:
         _require_hash(message.blob, "messages.blob")
         if not 0 <= message.update <= _LARGEST or not 0 <= message.fragment <= _LARGEST:
             raise ValueError(f"a message after update {message.update} about fragment {message.fragment}")
-    for of_site in _list(found.get("gang_leases", []), "gang_leases", MOST_SITES):
-        for name in _list(of_site, "gang_leases", MOST_WORK):
+    _require_few(lease.gang_leases, "gang_leases", MOST_SITES)
+    for of_site in lease.gang_leases:
+        _require_few(of_site, "gang_leases", MOST_WORK)
+        for name in of_site:
             require_lease_id(name)
-    for key in _list(found.get("direct", []), "direct", MOST_SITES):
-        _require_key(key, "direct")
+    _require_few(lease.direct, "direct", MOST_SITES)
+    for key in lease.direct:
+        _require_hash(key, "direct")
 
 
 def _require_search(search: Bisection) -> None:
@@ -123,8 +131,6 @@ def read_work(document: JSON) -> dict[str, Any]:
     found = _object(document, "work")
     leases, challenges, live = (_list(found.get(name), name, MOST_WORK) for name in ("leases", "challenges", "live"))
     searches = _list(found.get("searches", []), "searches", MOST_WORK)
-    for lease in leases:
-        read_lease(lease)
     for challenge in challenges:
         require_lease_id(_object(challenge, "challenge").get("lease_id"))
         _whole(challenge.get("block"), "block")
@@ -147,7 +153,7 @@ def read_work(document: JSON) -> dict[str, Any]:
     for link in _list(found.get("links", []), "links", MOST_WORK):
         for name in ("other", "name"):
             _require_key(_object(link, "link").get(name), name)
-    return found
+    return {**found, "leases": [read_lease(lease) for lease in leases]}
 
 
 def read_question(document: JSON) -> dict[str, Any]:
@@ -222,12 +228,6 @@ def _links(document: JSON) -> JSON:
     return document
 
 
-def _leases(document: JSON) -> JSON:
-    for one in _list(document, "leases"):
-        read_lease(one)
-    return document
-
-
 def _balances(document: JSON) -> JSON:
     for account, amount in _object(_object(document, "balances").get("balances"), "balances").items():
         if not isinstance(amount, int) or abs(amount) > _LARGEST:  # a chain's own account may be below 0
@@ -239,7 +239,6 @@ _READERS: Mapping[str, Callable[[JSON], JSON]] = {
     "pool": _pool,
     "offers": _offers,
     "links": _links,
-    "leases": _leases,
     "balances": _balances,
 }
 
@@ -253,9 +252,14 @@ def _object(value: JSON, name: str) -> dict[str, Any]:
 def _list(value: JSON, name: str, most: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{name}: wanted a list, found {type(value).__name__}")
-    if most is not None and len(value) > most:
-        raise ValueError(f"{name}: {len(value):,} entries, at most {most:,} are taken")
+    if most is not None:
+        _require_few(value, name, most)
     return value
+
+
+def _require_few(value: Sequence[object], name: str, most: int) -> None:
+    if len(value) > most:
+        raise ValueError(f"{name}: {len(value):,} entries, at most {most:,} are taken")
 
 
 def _whole(value: JSON, name: str) -> None:

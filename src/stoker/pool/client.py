@@ -20,9 +20,10 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
-from stoker.pool.answers import read_lease, read_question, read_state, read_work
+from stoker.pool.answers import read_lease, read_leases, read_question, read_state, read_work
 from stoker.pool.events import Body, Event, Founded, NotNow, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_digest, is_signed
+from stoker.pool.shown_lease import ShownLease
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
@@ -191,22 +192,37 @@ class PoolClient:
             raise PlaceFailed(f"{self.address.url} answers what is no log: {problem}") from problem
 
     def state(self, what: str, **only: str) -> JSON:
-        """`offers`, `leases`, `balances`, `records` or `pool`, as the control plane has them now.
+        """`offers`, `links`, `balances`, `records`, `stopped` or `pool`, as the control plane has them now.
 
         Args:
             what: which.
-            only: of leases: `prefix` of the name, `renter`, `agent`, `unsettled` ("1": what is not final).
+            only: of runs that are stopped: `renter`.
 
         Raises:
             PlaceFailed: it answers something else.
         """
-        query = f"?{urlencode(only)}" if only else ""
-        answer = self._json("GET", f"/v1/state/{quote(what)}{query}")
+        answer = self._state(what, only)
         with self._reading():
             return read_state(what, answer)
 
-    def lease(self, lease_id: str) -> dict[str, Any]:
-        """One lease; see `lease.Lease` for its fields, and `escrow` and `bond_held` for what is held."""
+    def _state(self, what: str, only: Mapping[str, str]) -> JSON:
+        return self._json("GET", f"/v1/state/{quote(what)}{f'?{urlencode(only)}' if only else ''}")
+
+    def leases(self, **only: str) -> list[ShownLease]:
+        """Leases as the control plane has them now, without their blocks and replays.
+
+        Args:
+            only: those: `prefix` of the name, `renter`, `agent`, `unsettled` ("1": what is not final).
+
+        Raises:
+            PlaceFailed: it answers something else.
+        """
+        answer = self._state("leases", only)
+        with self._reading():
+            return read_leases(answer)
+
+    def lease(self, lease_id: str) -> ShownLease:
+        """One lease, whole."""
         answer = self._json("GET", f"/v1/leases/{quote(lease_id)}")
         with self._reading():
             return read_lease(answer, lease_id)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from stoker.devices.catalogue import catalogue
 from stoker.errors import BadJob, DoesNotFit, NoDevice
@@ -33,13 +32,14 @@ from stoker.pool.matching import (
     earlier_runs,
     rank_offers,
 )
+from stoker.pool.shown_lease import ShownLease
 from stoker.pool.state import ListedOffer, Record
 
 _MOST_RUNS = 20
 
 
 def job_forecasts(
-    job: Job, entry: Entry, leases: Sequence[Mapping[str, Any]] = (), *, sites: int = 1
+    job: Job, entry: Entry, leases: Sequence[ShownLease] = (), *, sites: int = 1
 ) -> Callable[[str], RunForecast | str]:
     """What `rank_offers` asks: the run on a kind of device, or why it cannot run there.
 
@@ -94,7 +94,7 @@ def rank_for_job(
     *,
     needs: Needs,
     now_s: float,
-    leases: Sequence[Mapping[str, Any]] = (),
+    leases: Sequence[ShownLease] = (),
     most: int = 20,
 ) -> Ranking:
     """Offers for a job by expected money and hours to finish; what has to be sent is added to `needs`.
@@ -117,10 +117,8 @@ def rank_for_job(
     return rank_offers(columns, needs, job_forecasts(job, entry, leases), most=most)
 
 
-def leases_before(client: PoolClient, entry: Entry) -> list[dict[str, Any]]:
+def leases_before(client: PoolClient, entry: Entry) -> list[ShownLease]:
     """The newest leases of the pool; the newest of the job with their blocks, which lists leave out."""
-    listed: Any = client.state("leases")
-    job, leases = identity_of(entry), sorted(listed, key=lambda one: -float(one["opened_s"]))
-    mine = [lease for lease in leases if lease["forecast"].get("job", "") == job][:_MOST_RUNS]
-    whole = {lease["lease_id"]: client.lease(str(lease["lease_id"])) for lease in mine}
-    return [whole.get(lease["lease_id"], lease) for lease in leases]
+    job, leases = identity_of(entry), sorted(client.leases(), key=lambda one: -one.opened_s)
+    mine = [lease.lease_id for lease in leases if lease.forecast.job == job][:_MOST_RUNS]
+    return [client.lease(lease.lease_id) if lease.lease_id in mine else lease for lease in leases]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from stoker.pool.events import NotNow, Refused
 from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
-from stoker.pool.lease_documents import AWAY, described, is_left_alone, is_run_stopped, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
 from stoker.pool.pair_links import NO_LINKS, DirectLink, DirectLinks
@@ -42,6 +41,7 @@ from stoker.pool.rented_run import (
     most_forwarding,
     short_of_credits,
 )
+from stoker.pool.shown_lease import AWAY, ShownLease, resting_offers
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.units import GIB, format_seconds
@@ -283,7 +283,7 @@ class GangRun:
         self.client, self.handle, self.blobs = client, handle, blobs
         self.sites = tuple(RentedRun(client, site_handle(handle, site), blobs) for site in range(int(handle["sites"])))
 
-    def leases(self) -> list[list[dict[str, Any]]]:
+    def leases(self) -> list[list[ShownLease]]:
         """The leases of each site, the oldest first."""
         return [leases_of(self.client, run.handle["job"]) for run in self.sites]
 
@@ -325,9 +325,9 @@ class GangRun:
         forwarding_of(terms.exchanges, self.handle["job"], self.client.rules(), terms.most_forwarding)
         offers, most = self._offers(limit_s, avoided), self.handle["max_credits"]
         links = links_for(self.client, terms.exchanges)
-        done = [one for of_site in self.leases() for one in of_site if one.get("messages") or one["commitments"]]
+        done = [one for of_site in self.leases() for one in of_site if one.messages or one.commitments]
         if done:  # what was sent stands
-            offers = [one for one in offers if one.listed.offer.determinism_class == done[0]["determinism_class"]]
+            offers = [one for one in offers if one.listed.offer.determinism_class == done[0].determinism_class]
         found = best_gang(offers, sites, terms.exchanges, terms.value_per_hour, links=links)
         if found is None:
             raise PlaceFailed(
@@ -358,7 +358,7 @@ class GangRun:
         terms, firsts = Terms.of_handle(self.handle), self.handle["firsts"]
         mine = [one for of_site, first in zip(self.leases(), firsts, strict=True) for one in of_site[first:]]
         spare = most_forwarding(self.client.rules(), terms) * len(self.sites)
-        left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
+        left = max(0, int(most) - sum(lease.most_spent for lease in mine) - spare)
         rate = sum(one.listed.offer.price_per_hour for one in found.matches) * (1 + terms.most_checked)
         affordable_s = 3600 * left / max(1, rate)
         if affordable_s < min(limit_s, 3600 * found.hours):
@@ -380,20 +380,20 @@ class GangRun:
         if not all(leases):
             return seen_now(phase="failed", why="the pool knows no lease of one of the sites")
         newest = [of_site[-1] for of_site in leases]
-        if any(is_run_stopped(one) and one["state"] in LIVE for one in newest):  # who stopped it has not closed all
+        if any(one.is_run_stopped and one.state in LIVE for one in newest):  # who stopped it has not closed all
             self.stop()
             leases = self.leases()
             newest = [of_site[-1] for of_site in leases]
-        if not newest[0]["is_gang_begun"]:
+        if not newest[0].is_gang_begun:
             return self._complete(newest, leases)
         of_start = [one for chain, first in zip(leases, self.handle["firsts"], strict=True) for one in chain[first:]]
-        if wrong := next((one for one in of_start if one["outcome"]), None):
-            self.stop(f"stopped: a block of {wrong['lease_id']} is wrong")
+        if wrong := next((one for one in of_start if one.outcome), None):
+            self.stop(f"stopped: a block of {wrong.lease_id} is wrong")
             return seen_now(
                 phase="failed",
-                why=f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent; "
+                why=f"a block of {wrong.lease_id} is wrong, and the other sites have gone on from what it sent; "
                 "start the run again with --new",
-                evidence=described(wrong),
+                evidence=wrong.in_words(),
             )
         if _is_paused(newest):
             return self._paused(newest, leases)
@@ -414,19 +414,19 @@ class GangRun:
         why = states[site].why if phases[site] == "finished" else f"site {site}: {states[site].why}"
         return replace(states[site], why=why, restarts=restarts)
 
-    def _complete(self, newest: list[dict[str, Any]], leases: list[list[dict[str, Any]]]) -> LaunchState:
+    def _complete(self, newest: list[ShownLease], leases: list[list[ShownLease]]) -> LaunchState:
         """A gang of which not all agents have accepted: it is waited for, or opened again with other offers."""
-        num_there = sum(one["state"] in LIVE and bool(one["accepted_s"]) for one in newest)
+        num_there = sum(one.state in LIVE and bool(one.accepted_s) for one in newest)
         words = f"{num_there} of {len(newest)} agents have accepted"
-        if all(one["state"] in LIVE for one in newest):
-            if away := [one for one in newest if is_left_alone(one)]:  # the others are released
+        if all(one.state in LIVE for one in newest):
+            if away := [one for one in newest if one.is_left_alone]:  # the others are released
                 close_lease(self.client, away[0], AWAY)
             return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
-        if any(str(one["reason"]).startswith("stopped") for one in newest):
+        if any(one.reason.startswith("stopped") for one in newest):
             return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")
-        if live := [one for one in newest if one["state"] in LIVE]:
+        if live := [one for one in newest if one.state in LIVE]:
             return seen_now(phase="queued", why=f"{words}; {len(live)} are released")
-        declined = [[one for one in chain if not one["accepted_s"] and one["reason"] != RELEASED] for chain in leases]
+        declined = [[one for one in chain if not one.accepted_s and one.reason != RELEASED] for chain in leases]
         num_gangs = max(map(_num_never_begun, leases, self.handle["firsts"]))
         if num_gangs >= _MOST_GANGS:
             return seen_now(phase="failed", why=f"{num_gangs} gangs were never complete; the last: {words}")
@@ -441,29 +441,27 @@ class GangRun:
             return ""
         pool, newest = self.client.state("pool"), [chain[-1] for chain in self.leases()]
         now_s, up_since_s = float(pool["now_s"]), float(pool["up_since_s"])  # before that no offer could be taken
-        if any(one["result"] for one in newest):
+        if any(one.result for one in newest):
             return ""
         for site, last in enumerate(newest):
-            waited_s = now_s - max(float(last["closed_s"]), up_since_s)
-            if phases[site] == "queued" and last["state"] not in LIVE and waited_s > WAITED_S:
+            waited_s = now_s - max(last.closed_s, up_since_s)
+            if phases[site] == "queued" and last.state not in LIVE and waited_s > WAITED_S:
                 return f"site {site} has found no offer for {format_seconds(waited_s)}"
         return ""
 
     def _paused(
-        self, newest: list[dict[str, Any]], leases: list[list[dict[str, Any]]], why: str = "a site found no offer"
+        self, newest: list[ShownLease], leases: list[list[ShownLease]], why: str = "a site found no offer"
     ) -> LaunchState:
         """End the leases of a gang of which one site is missing; once all have ended, open all again, or none."""
-        if any(one["state"] in LIVE for one in newest):
+        if any(one.state in LIVE for one in newest):
             self.stop(f"{PAUSED}{why}")
             return seen_now(phase="queued", why=f"{why}: the others are closed, so that none is paid for waiting")
-        others = [[one for one in chain if not str(one["reason"]).startswith(PAUSED)] for chain in leases]
+        others = [[one for one in chain if not one.reason.startswith(PAUSED)] for chain in leases]
         return self._opened_again(leases, others, why)
 
-    def _opened_again(
-        self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
-    ) -> LaunchState:
+    def _opened_again(self, leases: list[list[ShownLease]], failed: list[list[ShownLease]], why: str) -> LaunchState:
         """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
-        if any(is_run_stopped(chain[-1]) for chain in leases):
+        if any(chain[-1].is_run_stopped for chain in leases):
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no leases: {why}")
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))
@@ -481,7 +479,7 @@ class GangRun:
     def stop(self, reason: str = STOPPED) -> None:
         """Close the leases of all sites; what was committed stays."""
         for of_site in self.leases():
-            if of_site and of_site[-1]["state"] in LIVE:
+            if of_site and of_site[-1].state in LIVE:
                 close_lease(self.client, of_site[-1], reason, patience_s=20.0)
 
     def log(self) -> bytes:
@@ -493,14 +491,14 @@ class GangRun:
         self.sites[0].fetch(into)
 
 
-def _is_paused(newest: Sequence[Mapping[str, Any]]) -> bool:
+def _is_paused(newest: Sequence[ShownLease]) -> bool:
     """Whether leases of a gang, the newest of each site, were closed since one site found no offer."""
-    return any(one["closed_by"] == one["renter"] and str(one["reason"]).startswith(PAUSED) for one in newest)
+    return any(one.closed_by == one.renter and one.reason.startswith(PAUSED) for one in newest)
 
 
-def _num_never_begun(chain: Sequence[Mapping[str, Any]], first: int) -> int:
+def _num_never_begun(chain: Sequence[ShownLease], first: int) -> int:
     """Leases of a site in a row, up to the newest, in which nothing ran; of this start, since earlier ones may have."""
-    return sum(1 for _ in itertools.takewhile(lambda one: not one["running_s"], reversed(chain[first:])))
+    return sum(1 for _ in itertools.takewhile(lambda one: not one.running_s, reversed(chain[first:])))
 
 
 def _now(client: PoolClient) -> float:

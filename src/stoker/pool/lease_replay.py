@@ -15,56 +15,49 @@ from typing import Any
 
 from stoker.errors import BadJob, StokerError
 from stoker.pool import events as on
-from stoker.pool.answers import typed_lease
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient
 from stoker.pool.commitment import Block
 from stoker.pool.isolation import Host
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import MOST_EVIDENCE_BYTES, VERDICT_S
+from stoker.pool.lease import MOST_EVIDENCE_BYTES
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache
 from stoker.pool.message_carrier import known_messages
 from stoker.pool.replay_check import Making, ReplayVerdict, check_block, check_update
+from stoker.pool.shown_lease import ShownLease
 from stoker.records.codec import parsed, printable
 
 
-def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
+def blocks_of(lease: ShownLease, order: PoolOrder) -> list[Block]:
     """The blocks of a lease in order, each with the head before it."""
     blocks, head = list[Block](), order.resume_head
-    for commitment in lease["commitments"]:
+    for one in lease.commitments:
         blocks.append(
-            Block(
-                block=int(commitment["block"]),
-                update=int(commitment["update"]),
-                state=str(commitment["state"]),
-                blob=str(commitment["blob"]),
-                previous=head,
-                seal=str(commitment.get("seal", "")),
-            )
+            Block(block=one.block, update=one.update, state=one.state, blob=one.blob, previous=head, seal=one.seal)
         )
         head = blocks[-1].state
     return blocks
 
 
-def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: Path) -> list[dict[str, Any]]:
+def evidence_of(client: PoolClient, lease: ShownLease, number: int, folder: Path) -> list[dict[str, Any]]:
     """What verifiers of block `number` of a lease recorded, as far as it is there.
 
     Each has `verifier`, `equal`, `why`, `made`, and of an arbiter the `update`. Their words are theirs: only that they
     were recorded for this verdict is checked.
     """
     found, cache = [], BlobCache(client, folder / "evidence", MOST_EVIDENCE_BYTES)
-    for one in lease["challenges"]:
-        if int(one["block"]) != number or not one["evidence"]:
+    for one in lease.challenges:
+        if one.block != number or not one.evidence:
             continue
         with suppress(StokerError, ValueError, TypeError, LookupError):  # it was not kept, or is not JSON
-            record = parsed(cache.whole(str(one["evidence"]), MOST_EVIDENCE_BYTES))
+            record = parsed(cache.whole(one.evidence, MOST_EVIDENCE_BYTES))
             found.append(
                 {
-                    "verifier": str(one["verifier"]),
-                    "equal": bool(one["equal"]),
+                    "verifier": one.verifier,
+                    "equal": bool(one.equal),
                     "why": printable(str(record["why"]))[:1000],
-                    "made": str(one["made"]),
-                    **({"update": int(one["update"])} if one.get("update") else {}),
+                    "made": one.made,
+                    **({"update": one.update} if one.update else {}),
                 }
             )
     cache.clear()
@@ -81,7 +74,7 @@ def made_again(
     host: Host,
     own_class: str = "",
     box_type: type[JobBox] = JobBox,
-) -> Iterator[tuple[dict[str, Any], Making]]:
+) -> Iterator[tuple[ShownLease, Making]]:
     """A lease, and what making its block `number` again on this machine needs, which is fetched when it is used.
 
     Raises:
@@ -91,7 +84,7 @@ def made_again(
     lease = client.lease(lease_id)
     cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}", 2 * host.limits.disk_bytes + INDEX_BYTES)
     try:
-        order = read_order(cache.whole(str(lease["order"]), 4 << 20))
+        order = read_order(cache.whole(lease.order, 4 << 20))
         blocks = blocks_of(lease, order)
         if not 0 <= number < len(blocks):
             raise BadJob(f"lease {lease_id} has {len(blocks)} blocks, and no block {number}")
@@ -105,11 +98,10 @@ def made_again(
                 previous="",
                 seal=order.resume_seal,
             )
-        # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
-        most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
-        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
+        # A verdict counts for so long: what takes longer is of no use, and may be malice.
+        host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, lease.verdict_s)))
         box = box_type.make(
-            folder / str(lease["order"])[:32],
+            folder / lease.order[:32],
             order,
             cache.fetch,
             TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True),
@@ -123,8 +115,8 @@ def made_again(
                 fetch=cache.fetch,
                 host=host,
                 messages=tuple(known_messages(client, lease)) if order.sites else (),
-                agent=str(lease["agent"]),
-                is_same_class=own_class == lease["determinism_class"],
+                agent=lease.agent,
+                is_same_class=own_class == lease.determinism_class,
             ),
         )
     finally:
@@ -166,7 +158,7 @@ def replay_lease(
     ):
         if not against:
             return replace(check_block(making), begins=making.begin if number == 0 else 0)
-        _, search = typed_lease(lease).searched(number, against)
+        _, search = lease.searched(number, against)
         if not search.is_ready:
             raise on.Refused(f"agent and verifier of block {number} of lease {lease_id} have not supplied their states")
         return check_update(making, search)

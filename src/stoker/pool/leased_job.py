@@ -30,7 +30,7 @@ from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.keys import is_digest
-from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING, WAITED
+from stoker.pool.lease import BEAT_S, METERED, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING, WAITED
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.pool.sealing import unseal
 from stoker.records.codec import loads, printable
@@ -403,7 +403,7 @@ class LeasedJob:
         if time.monotonic() < self._looks_at:
             return False
         self._looks_at = time.monotonic() + _LOOK_S
-        if not self._client.lease(self.lease_id).get("is_gang_begun"):
+        if not self._client.lease(self.lease_id).is_gang_begun:
             return False
         box.message_names()  # made before the job starts, whose user it will belong to
         messages = BlobCache(
@@ -691,16 +691,14 @@ class LeasedJob:
             lease = self._client.lease(self.lease_id)
         except StokerError:
             return
-        if lease["state"] not in ("running", "suspect", "reclaiming"):
-            self.end(f"the lease is {lease['state']}: {lease.get('reason', '')}")
+        if lease.state not in METERED:
+            self.end(f"the lease is {lease.state}: {lease.reason}")
             return
-        self._beat_index = int(lease["beat_index"]) + 1
-        self._samples = max(self._samples, int(lease["samples"]))
-        commitments = lease["commitments"]
-        self._num_blocks = len(commitments)
-        self._previous = str(commitments[-1]["state"]) if commitments else ""
-        if commitments:
-            self._update = int(commitments[-1]["update"])
+        self._beat_index = lease.beat_index + 1
+        self._samples = max(self._samples, lease.samples)
+        self._num_blocks, self._previous = len(lease.commitments), ""
+        if lease.commitments:
+            self._previous, self._update = lease.commitments[-1].state, lease.commitments[-1].update
 
     def _host_state(self) -> HostState | None:
         """What the run says of itself; None where it says nothing that can be read."""

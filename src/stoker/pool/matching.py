@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from stoker.pool.answers import read_offer
 from stoker.pool.escrow import FIRST_JOBS, LEAST_CHECKED, credits_text
 from stoker.pool.events import Isolation, Offer
+from stoker.pool.lease import Commitment
+from stoker.pool.shown_lease import ShownLease
 from stoker.pool.state import ListedOffer, Record
 from stoker.units import format_bytes, format_seconds
 
@@ -517,7 +519,7 @@ def calibrated(forecast: RunForecast, ratios: Sequence[float]) -> RunForecast:
     return replace(forecast, run_s=run_s, spread=spread, basis="history", raw_s=forecast.raw_s or forecast.run_s)
 
 
-def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str, num_devices: int = 1) -> list[float]:
+def earlier_ratios(leases: Sequence[ShownLease], job: str, device: str, num_devices: int = 1) -> list[float]:
     """Actual against forecast time of a job's finished leases on a kind of device, from the pool's own record.
 
     Sites of gangs are left out: they wait for each other, which is not in the forecast of one.
@@ -529,14 +531,13 @@ def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str, n
         num_devices: of an offer.
     """
     return [
-        lease["running_s"] / 3600 / lease["forecast"]["raw_hours"]
+        lease.running_s / 3600 / lease.forecast.raw_hours
         for lease in leases
-        if lease["reason"] == "finished"
-        and not lease.get("gang")
-        and (lease["device"], lease["forecast"].get("job", "")) == (device, job)
-        and int(lease.get("num_devices", 1)) == num_devices
-        and lease["forecast"].get("raw_hours", 0) > 0
-        and lease["running_s"] > 0
+        if lease.reason == "finished"
+        and not lease.gang
+        and (lease.device, lease.forecast.job, lease.num_devices) == (device, job, num_devices)
+        and lease.forecast.raw_hours > 0
+        and lease.running_s > 0
     ]
 
 
@@ -557,7 +558,7 @@ class EarlierRun:
     has_exchanges: bool = False
 
 
-def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str, *, sites: int = 1) -> dict[str, list[EarlierRun]]:
+def earlier_runs(leases: Sequence[ShownLease], job: str, *, sites: int = 1) -> dict[str, list[EarlierRun]]:
     """What earlier leases of a job showed, by the offer's name; those without their blocks, as in lists, show nothing.
 
     `sites`: that trained it together. Another number of them has other parts of the batch, and other exchanges, which
@@ -567,24 +568,23 @@ def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str, *, sites: int = 
     """
     found: dict[str, list[EarlierRun]] = {}
     for lease in leases:
-        blocks = lease.get("commitments", ())
-        if len(lease.get("gang_leases", ("",))) != sites:
+        blocks = lease.commitments
+        if lease.forecast.job != job or len(lease.gang_leases or ("",)) != sites:
             continue
-        if lease["forecast"].get("job", "") != job or len(blocks) < 2 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
+        if (pace := _pace(blocks)) is None:
             continue
-        over_s = blocks[-1]["at_s"] - blocks[0]["at_s"]
-        pace = (blocks[-1]["update"] - blocks[0]["update"]) / over_s
+        over_s = blocks[-1].at_s - blocks[0].at_s
         # The meter of a job that has ended stood still while its last block and its results were sent.
-        later_s = 0.0 if lease.get("reason") == "finished" else max(0.0, lease["heard_s"] - blocks[-1]["at_s"])
-        setup_s = lease["running_s"] - later_s - blocks[-1]["update"] / pace
-        is_whole = lease["forecast"].get("raw_hours", 0) > 0
+        later_s = 0.0 if lease.reason == "finished" else max(0.0, lease.heard_s - blocks[-1].at_s)
+        setup_s = lease.running_s - later_s - blocks[-1].update / pace
+        is_whole = lease.forecast.raw_hours > 0
         run = EarlierRun(
             updates_per_s=pace,
             over_s=over_s,
             setup_s=max(0.0, setup_s) if is_whole else None,
             has_exchanges=sites > 1,
         )
-        found.setdefault(str(lease["offer_id"]), []).append(run)
+        found.setdefault(lease.offer_id, []).append(run)
     return found
 
 
@@ -617,19 +617,24 @@ _MOVED_SPREAD = 0.2
 _RECENT_BLOCKS = 5
 
 
-def rest_of_run(lease: Mapping[str, Any], total_updates: int) -> RunForecast | None:
+def rest_of_run(lease: ShownLease, total_updates: int) -> RunForecast | None:
     """What is left of a job after its last block, at the pace of its last blocks there; None: it cannot be said.
 
     Args:
         lease: that runs, with its blocks.
         total_updates: of the whole run.
     """
-    blocks = lease["commitments"][-_RECENT_BLOCKS - 1 :]
-    left = total_updates - blocks[-1]["update"] if blocks else 0
-    if len(blocks) < 3 or left <= 0 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
+    blocks = lease.commitments[-_RECENT_BLOCKS - 1 :]
+    left, pace = total_updates - blocks[-1].update if blocks else 0, _pace(blocks)
+    if len(blocks) < 3 or left <= 0 or pace is None:
         return None
-    pace = (blocks[-1]["update"] - blocks[0]["update"]) / (blocks[-1]["at_s"] - blocks[0]["at_s"])
     return RunForecast(run_s=left / pace, spread=PROBE_SPREAD, basis="history", setup_s=0.0)
+
+
+def _pace(blocks: Sequence[Commitment]) -> float | None:
+    """Updates per second between the first and the last of some blocks [updates/s]; None: no time is between them."""
+    over_s = blocks[-1].at_s - blocks[0].at_s if blocks else 0.0
+    return (blocks[-1].update - blocks[0].update) / over_s if over_s > 0 else None
 
 
 def best_move(
@@ -637,7 +642,7 @@ def best_move(
     others: Sequence[ListedOffer],
     records: Mapping[str, Record],
     *,
-    lease: Mapping[str, Any],
+    lease: ShownLease,
     total_updates: int,
     needs: Needs,
     runs: Mapping[str, Sequence[EarlierRun]],
@@ -671,20 +676,20 @@ def best_move(
     anyhow = replace(needs, deadline_s=None)  # one that is missed here may be met elsewhere
     if (stay := rank_offers(Columns.of([here], records, now_s), anyhow, lambda _: rest).best) is None:
         return None
-    last = lease["commitments"][-1]
-    lost_s = max(0.0, lease["running_s"] - last["running_s"])
+    last = lease.commitments[-1]
+    lost_s = float(max(0, lease.running_s - last.running_s))
     fresh = replace(rest, spread=_MOVED_SPREAD, setup_s=None, reference_flop_per_s=here.offer.measured.fp32_flop_per_s)
 
     def forecast_of(word: str) -> RunForecast:
         offer_id = word.partition("@")[2]
-        return after_runs(fresh, runs[offer_id], total_updates - last["update"]) if offer_id in runs else fresh
+        return after_runs(fresh, runs[offer_id], total_updates - last.update) if offer_id in runs else fresh
 
     go = rank_offers(Columns.of(same, records, now_s, runs), needs, forecast_of).best
     if go is None or not worth_moving(
         stay,
         go,
         # What went through the pool for this lease goes there again.
-        move_credits=round(here.offer.price_per_hour * lost_s / 3600) + int(lease.get("forwarded_credits", 0)),
+        move_credits=round(here.offer.price_per_hour * lost_s / 3600) + lease.forwarded_credits,
         value_per_hour=needs.value_per_hour,
         move_s=lost_s,
     ):

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.pool import events as on
@@ -34,6 +33,7 @@ from stoker.pool.client import PoolClient, WrongBlob, is_passing
 from stoker.pool.isolation import is_owners
 from stoker.pool.job_box import MESSAGES, MOST_MESSAGE_BYTES, JobBox
 from stoker.pool.lease import SENT_OTHERWISE
+from stoker.pool.shown_lease import ShownLease
 from stoker.store.foreign_files import parts_below
 from stoker.store.site_message import MessageHead, check_message, message_name, parse_name
 
@@ -65,22 +65,22 @@ class KnownMessage:
         return self.update, self.fragment
 
 
-def known_messages(client: PoolClient, lease: dict[str, Any]) -> list[KnownMessage]:
+def known_messages(client: PoolClient, lease: ShownLease) -> list[KnownMessage]:
     """All messages of a lease's gang, of all of its leases so far."""
     found = []
-    for site, names in enumerate(lease["gang_leases"]):
+    for site, names in enumerate(lease.gang_leases):
         for name in names:
-            one = lease if name == lease["lease_id"] else client.lease(str(name))
+            one = lease if name == lease.lease_id else client.lease(name)
             found += [
                 KnownMessage(
                     site=site,
-                    update=int(message["update"]),
-                    fragment=int(message["fragment"]),
-                    blob=str(message["blob"]),
-                    agent=str(one["agent"]),
-                    lease_id=str(name),
+                    update=message.update,
+                    fragment=message.fragment,
+                    blob=message.blob,
+                    agent=one.agent,
+                    lease_id=name,
                 )
-                for message in one.get("messages", ())
+                for message in one.messages
             ]
     return found
 
@@ -217,8 +217,7 @@ class MessageCarrier(threading.Thread):
             return
         lease = self._client.lease(self._lease_id)
         known = known_messages(self._client, lease)
-        direct = lease.get("direct", ())
-        is_direct = len(direct) == self._box.order.sites - 1
+        is_direct = len(lease.direct) == self._box.order.sites - 1
         own = {one.name: one for one in known if one.site == self._site}
         for name, place in mine.items():
             if name not in self._sent:
@@ -230,7 +229,7 @@ class MessageCarrier(threading.Thread):
             for message in known:
                 is_needed = message.exchange in exchanges and message.name not in places
                 if is_needed and message.site != self._site and message.blob not in self._no_messages:
-                    self._bring(message, is_direct=bool(direct))
+                    self._bring(message, is_direct=bool(lease.direct))
                     self._pause_s = _LOOK_S
         finally:  # blocks of the others wait for it, also where a message that one holds back cannot be fetched
             self._copy_to_pool(is_over=False)

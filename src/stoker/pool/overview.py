@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.pool.answers import read_offer, typed_lease
+from stoker.pool.answers import read_offer
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.escrow import credits_text, pay_for, short
 from stoker.pool.events import CREDIT, FIRST_PREVIOUS, Draft, Event, Refused
 from stoker.pool.keys import keys_folder, read_key
 from stoker.pool.matching import declines, hazard_interval, hazard_per_hour
+from stoker.pool.shown_lease import ShownLease
 from stoker.records.codec import JSON, to_json
 from stoker.units import format_seconds
 
@@ -131,10 +132,8 @@ class Overview:
         client, account = self._client, self._account
         pool: Any = client.state("pool")
         offers: Any = client.state("offers")
-        leases: dict[str, Any] = {}
-        for role in ("renter", "agent") if account else ():
-            for document in client.state("leases", **{role: account}):
-                leases[document["lease_id"]] = document
+        roles = ("renter", "agent") if account else ()
+        leases = {lease.lease_id: lease for role in roles for lease in client.leases(**{role: account})}
         self._log.read_on(int(pool["seq"]), str(pool["head"]))
         now_s = float(pool["now_s"])
         listed = sorted(
@@ -175,15 +174,15 @@ class Overview:
         shown: dict[str, JSON] = bounded(document)
         return shown
 
-    def _wallet(self, leases: Iterable[dict[str, Any]]) -> dict[str, JSON]:
+    def _wallet(self, leases: Iterable[ShownLease]) -> dict[str, JSON]:
         """What the account has, and what is held of it [credits]."""
         balances: Any = self._client.state("balances")
         account, found = self._account, balances["balances"]
         return {
             "is_admitted": account in found,
             "balance": found.get(account, 0) / CREDIT,
-            "in_escrow": sum(one["escrow"] for one in leases if one["renter"] == account) / CREDIT,
-            "bonds": sum(one["bond_held"] for one in leases if one["agent"] == account) / CREDIT,
+            "in_escrow": sum(one.escrow for one in leases if one.renter == account) / CREDIT,
+            "bonds": sum(one.bond_held for one in leases if one.agent == account) / CREDIT,
         }
 
 
@@ -215,9 +214,8 @@ def _offer(document: dict[str, Any], account: str) -> dict[str, Any]:
     }
 
 
-def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
+def _lease(lease: ShownLease, account: str) -> dict[str, Any]:
     """A lease in which an account has part: its meter, money in credits, and what was replayed of it."""
-    lease = typed_lease(document)
     so_far = 0 if lease.outcome else pay_for(lease.paid_s, lease.rate_per_hour)
     if lease.settlement is not None:
         so_far = lease.settlement.pay
@@ -244,8 +242,8 @@ def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
         "forecast_h": lease.forecast.hours,
         "forecast": lease.forecast.credits / CREDIT,
         "check_fraction": lease.check_fraction,
-        "num_blocks": document.get("num_blocks"),
-        "replays": document.get("replays"),
+        "num_blocks": lease.num_blocks,
+        "replays": lease.replays,
     }
 
 

@@ -14,7 +14,6 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,28 +29,19 @@ from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
-from stoker.pool.lease import ACCEPT_S, LIVE, SAVES_NOTHING, SENT_OTHERWISE
-from stoker.pool.lease_documents import (
-    AWAY,
-    checks_described,
-    counted_s,
-    described,
-    is_judged,
-    is_left_alone,
-    is_run_stopped,
-    is_stopped,
-    is_wrong,
-    most_spent,
-    recently_lost,
-    resting_offers,
-    waits_for_replays,
-    whole_replays,
-    wrong_agents,
-    wrong_blocks,
-)
+from stoker.pool.lease import ACCEPT_S, LIVE, SAVES_NOTHING, SENT_OTHERWISE, Commitment
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers, rest_of_run
 from stoker.pool.rules.market import MOST_WAIT_S
+from stoker.pool.shown_lease import (
+    AWAY,
+    ShownLease,
+    checks_described,
+    recently_lost,
+    resting_offers,
+    wrong_agents,
+    wrong_blocks,
+)
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -101,62 +91,60 @@ class RentedRun:
         leases = leases_of(self.client, self.handle["job"])
         if not leases:
             return seen_now(phase="failed", why="the pool knows no lease of this run")
-        if is_run_stopped(leases[-1]) and leases[-1]["state"] in LIVE:  # who stopped it has not closed it
+        if leases[-1].is_run_stopped and leases[-1].state in LIVE:  # who stopped it has not closed it
             self.stop()
             leases = leases_of(self.client, self.handle["job"])
-        poisoned = wrong_blocks(leases, self.order)
-        if leases[-1]["state"] in _LIVE_WORDS:
+        poisoned = wrong_blocks(leases, self._resumes_from)
+        if leases[-1].state in _LIVE_WORDS:
             return self._live(leases, poisoned)
         return self._ended(leases, poisoned)
 
-    def _restarts(self, leases: list[dict[str, Any]]) -> int:
+    def _restarts(self, leases: list[ShownLease]) -> int:
         """Leases of this start after its first one."""
         return len(leases) - 1 - int(self.handle["first"])
 
-    def _ended(self, leases: list[dict[str, Any]], poisoned: AbstractSet[str]) -> LaunchState:
-        last, reason = leases[-1], str(leases[-1]["reason"])
+    def _ended(self, leases: list[ShownLease], poisoned: AbstractSet[str]) -> LaunchState:
+        last, reason = leases[-1], leases[-1].reason
 
-        def seen(
-            phase: LaunchPhase, why: str, lease: dict[str, Any] = last, exit_code: int | None = None
-        ) -> LaunchState:
-            return seen_now(phase, why, described(lease), exit_code=exit_code, restarts=self._restarts(leases))
+        def seen(phase: LaunchPhase, why: str, lease: ShownLease = last, exit_code: int | None = None) -> LaunchState:
+            return seen_now(phase, why, lease.in_words(), exit_code=exit_code, restarts=self._restarts(leases))
 
         if self._resumes_from(last) in poisoned:
             return self._next(leases, "an earlier block was wrong")
-        if any(one["equal"] is False for one in whole_replays(last)) and not is_judged(last):
+        if any(one.judges is False for one in last.challenges) and not last.is_judged:
             return seen("saving", "a replay found a block unequal; it is being settled")
-        if is_wrong(last):
-            return self._next(leases, f"a block of {last['lease_id']} is wrong")
-        if last["result"]:
-            if waiting := [lease for lease in leases if waits_for_replays(lease)]:
+        if last.is_wrong:
+            return self._next(leases, f"a block of {last.lease_id} is wrong")
+        if last.result:
+            if waiting := [lease for lease in leases if lease.waits_for_replays]:
                 return seen("saving", "the results are there; blocks are being replayed", waiting[0])
             if problem := self._result_problem(last):
                 return self._next(leases, problem)
             return seen("finished", checks_described(leases), exit_code=0)
-        if is_stopped(last):
+        if last.is_stopped:
             return seen("stopped", "stopped as asked; what was committed is kept")
         if reason.startswith("failed"):
             return seen("failed", reason.removeprefix("failed: "))
         return self._next(leases, reason or "the agent did not accept")
 
-    def _live(self, leases: list[dict[str, Any]], poisoned: AbstractSet[str]) -> LaunchState:
+    def _live(self, leases: list[ShownLease], poisoned: AbstractSet[str]) -> LaunchState:
         last = leases[-1]
         if self._resumes_from(last) in poisoned:
             reason = "restarted: it went on from a wrong block"
-            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=reason))
+            self.client.post(on.Closed(lease_id=last.lease_id, reason=reason))
             return self._next(leases_of(self.client, self.handle["job"]), "an earlier block was wrong")
-        if is_left_alone(last):  # the pool itself waits longer
+        if last.is_left_alone:  # the pool itself waits longer
             close_lease(self.client, last, AWAY)
             leases = leases_of(self.client, self.handle["job"])
-            if (last := leases[-1])["state"] not in LIVE:
+            if (last := leases[-1]).state not in LIVE:
                 return self._next(leases, AWAY)
-        if last["state"] == "running" and (moved := self._moved(leases)) is not None:
+        if last.state == "running" and (moved := self._moved(leases)) is not None:
             return moved
-        phase, why = _LIVE_WORDS[str(last["state"])]
+        phase, why = _LIVE_WORDS[last.state]
         why += self._shortfall(leases)
-        return seen_now(phase=phase, why=why, evidence=described(last), restarts=self._restarts(leases))
+        return seen_now(phase=phase, why=why, evidence=last.in_words(), restarts=self._restarts(leases))
 
-    def _shortfall(self, leases: list[dict[str, Any]]) -> str:
+    def _shortfall(self, leases: list[ShownLease]) -> str:
         """That the time of the run ends before its last update at the pace of its blocks, as words; "": it does not."""
         last = leases[-1]
         forecasts = Terms.of_handle(self.handle).forecasts.values()
@@ -164,24 +152,24 @@ class RentedRun:
         rest = rest_of_run(last, total) if total else None
         if rest is None:
             return ""
-        block = last["commitments"][-1]
-        left_s = max(0.0, self.left_s(leases) + int(last["running_s"]) - int(block["running_s"]))
+        block = last.commitments[-1]
+        left_s = max(0.0, self.left_s(leases) + last.running_s - block.running_s)
         if rest.run_s <= left_s:
             return ""
-        updates = int(block["update"]) + (total - int(block["update"])) * left_s / rest.run_s
+        updates = block.update + (total - block.update) * left_s / rest.run_s
         return (
             f"; at its pace the {format_seconds(float(self.handle['limit_s']))} of the run end at about "
             f"{5 * math.floor(20 * updates / total)} % of its updates, and the same command goes on from there"
         )
 
-    def _moved(self, leases: list[dict[str, Any]]) -> LaunchState | None:
+    def _moved(self, leases: list[ShownLease]) -> LaunchState | None:
         """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
         terms, last = Terms.of_handle(self.handle), leases[-1]
-        num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
+        num_moves = sum(one.reason.startswith(_MOVED) for one in leases)
         is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
         is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
         is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self.left_s(leases) < ACCEPT_S
-        if is_bound or is_over or is_spent or len(last["commitments"]) < 3:
+        if is_bound or is_over or is_spent or len(last.commitments) < 3:
             return None
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
             return None
@@ -198,13 +186,13 @@ class RentedRun:
             why = (
                 f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
                 f"at {name}, {credits_text(stay.credits)} in {format_seconds(stay.hours * 3600)} at "
-                f"{last['offer_id']}"
+                f"{last.offer_id}"
             )
-            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
+            self.client.post(on.Closed(lease_id=last.lease_id, reason=why), patience_s=20.0)
             return self._next(leases_of(self.client, self.handle["job"]), why, preferred=name)
         return None
 
-    def _can_move(self, go: Match, last: dict[str, Any], left_s: float, terms: Terms) -> bool:
+    def _can_move(self, go: Match, last: ShownLease, left_s: float, terms: Terms) -> bool:
         """Whether the lease at the better offer can be paid for as soon as this one is closed, with a little to spare.
 
         Not where money is in a contract, which keeps the old deposit until the time to dispute is over; nor while
@@ -217,22 +205,22 @@ class RentedRun:
         if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
             return False
         forwarding = most_forwarding(from_json(pool["rules"], on.Founded), terms)
-        rate = int(last["rate_per_hour"])
-        spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
+        rate = last.rate_per_hour
+        spare = required_deposit(pay_for(_SPARE_S, rate), last.check_fraction)
         _, paid_s = self._affordable([go], left_s, terms, spare + forwarding)
         if paid_s < go.metered_hours * 3600:
             return False
         offer = go.listed.offer
-        stays = required_deposit(pay_for(int(last["running_s"]), rate), float(last["check_fraction"])) + spare
+        stays = required_deposit(pay_for(last.running_s, rate), last.check_fraction) + spare
         deposit = max(
             required_deposit(pay_for(math.floor(paid_s), offer.price_per_hour), terms.most_checked),
             least_deposit(offer.min_s, offer.price_per_hour),
         )
         assert self.client.key is not None
         has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
-        return has + max(0, int(last["escrow"]) - stays) >= deposit + forwarding
+        return has + max(0, last.escrow - stays) >= deposit + forwarding
 
-    def _better_offer(self, leases: list[dict[str, Any]], terms: Terms) -> tuple[Match, Match] | None:
+    def _better_offer(self, leases: list[ShownLease], terms: Terms) -> tuple[Match, Match] | None:
         """The rest of a run where it is, and at the offer that it should move to; None: it stays.
 
         Raises:
@@ -241,31 +229,31 @@ class RentedRun:
         last = leases[-1]
         listed, records = listed_offers(
             [  # the one that it runs on is taken
-                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
+                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last.offer_id}
                 for one in self.client.state("offers")
             ]
         )
         avoided = wrong_agents(leases) | resting_offers(leases[:-1], time.time()) | recently_lost(leases)
-        here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
+        here = next((one for one in listed if one.offer.offer_id == last.offer_id), None)
         others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
         if here is None or not others:
             return None
-        blob = self._file_of(last["commitments"][-1])
+        blob = self._file_of(last.commitments[-1])
         limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
         names = [one.path for one in read_index(blob, limits).entries if one.path.endswith(f"/{MANIFEST}")]
         if any(_ended_early(manifest_from(read_member(blob, name, limits) or b"")) for name in names):
             return None  # its results are on their way
         total = _total_updates(blob)
-        runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
+        runs = earlier_runs(leases, last.forecast.job)
         setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
-        fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
+        fetch_s = max(0.0, last.heard_s - last.accepted_s - last.running_s)
         needs = replace(
             terms.needs,
             setup_s=max([*setups, Needs.setup_s]) + fetch_s,
             deadline_s=self.handle["until_s"] - time.time() if self.handle["until_s"] else None,
         )
         return best_move(
-            replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
+            replace(here, offer=replace(here.offer, price_per_hour=last.rate_per_hour)),
             others,
             records,
             lease=last,
@@ -277,30 +265,30 @@ class RentedRun:
 
     def stop(self) -> None:
         """Close the newest lease, if it goes on, and open no other until the run is started again."""
-        if (leases := leases_of(self.client, self.handle["job"])) and leases[-1]["state"] in LIVE:
+        if (leases := leases_of(self.client, self.handle["job"])) and leases[-1].state in LIVE:
             close_lease(self.client, leases[-1], STOPPED, patience_s=20.0)
 
-    def left_s(self, leases: list[dict[str, Any]]) -> float:
+    def left_s(self, leases: list[ShownLease]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
-        return float(self.handle["limit_s"]) - sum(counted_s(lease) for lease in mine if not lease["outcome"])
+        return float(self.handle["limit_s"]) - sum(lease.counted_s for lease in mine if not lease.outcome)
 
-    def _next(self, leases: list[dict[str, Any]], why: str, preferred: str = "") -> LaunchState:
+    def _next(self, leases: list[ShownLease], why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
         restarts = self._restarts(leases)
-        if is_run_stopped(leases[-1]):
+        if leases[-1].is_run_stopped:
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no lease: {why}", restarts=restarts)
         if len(leases) >= MOST_LEASES:
             return seen_now(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}")
         mine = leases[int(self.handle["first"]) :]
-        stuck = [lease["reason"].startswith(SAVES_NOTHING) and not lease["commitments"] for lease in mine[-2:]]
+        stuck = [lease.reason.startswith(SAVES_NOTHING) and not lease.commitments for lease in mine[-2:]]
         if len(stuck) == 2 and all(stuck):
             return seen_now(
                 phase="failed",
                 why=f"two agents in a row left: {why}; what takes so long without a checkpoint, such as an evaluation, "
                 "cannot be checked: evaluate on fewer samples, or give --verify none",
             )
-        if sum(lease["reason"].startswith(SENT_OTHERWISE) for lease in mine[-2:]) == 2:
+        if sum(lease.reason.startswith(SENT_OTHERWISE) for lease in mine[-2:]) == 2:
             return seen_now(
                 phase="failed",
                 why=f"two agents in a row make another message than the site has sent, from which the others have gone "
@@ -318,10 +306,10 @@ class RentedRun:
             )
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return seen_now(phase="failed", why=f"the deadline is over: {why}")
-        poisoned = wrong_blocks(leases, self.order)
+        poisoned = wrong_blocks(leases, self._resumes_from)
         avoided = wrong_agents(leases) | resting_offers(leases, time.time())
         avoided |= {
-            str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
+            lease.agent for lease in mine if lease.result and self._resumes_from(lease) not in poisoned
         }  # these were no results
         order = self.continued(self.order(leases[0]), leases)
         try:
@@ -340,31 +328,31 @@ class RentedRun:
             phase="requeued", why=f"{why}; goes on{done}", evidence=f"lease {lease_id}", restarts=restarts + 1
         )
 
-    def order(self, lease: dict[str, Any]) -> PoolOrder:
+    def order(self, lease: ShownLease) -> PoolOrder:
         """The order of a lease."""
-        return read_order(self.blobs.whole(str(lease["order"]), MOST_ORDER_BYTES))
+        return read_order(self.blobs.whole(lease.order, MOST_ORDER_BYTES))
 
-    def _resumes_from(self, lease: dict[str, Any]) -> str:
+    def _resumes_from(self, lease: ShownLease) -> str:
         return self.order(lease).resume
 
-    def continued(self, order: PoolOrder, leases: list[dict[str, Any]]) -> PoolOrder:
+    def continued(self, order: PoolOrder, leases: list[ShownLease]) -> PoolOrder:
         """The order, to go on from the last block of the same code that nothing speaks against."""
-        poisoned = wrong_blocks(leases, self.order)
+        poisoned = wrong_blocks(leases, self._resumes_from)
         fresh = replace(order, resume="", resume_seal="", resume_head="", resume_block=0, resume_update=0)
         for lease in reversed(leases):
             earlier = self.order(lease)
             if (earlier.tree, earlier.arguments) != (order.tree, order.arguments):
                 break
-            good = [one for one in lease["commitments"] if one["blob"] not in poisoned]
+            good = [one for one in lease.commitments if one.blob not in poisoned]
             if good:
                 last = good[-1]
                 return replace(
                     order,
-                    resume=str(last["blob"]),
-                    resume_seal=str(last.get("seal", "")),
-                    resume_head=str(last["state"]),
-                    resume_block=int(last["block"]),
-                    resume_update=int(last["update"]),
+                    resume=last.blob,
+                    resume_seal=last.seal,
+                    resume_head=last.state,
+                    resume_block=last.block,
+                    resume_update=last.update,
                 )
         return fresh
 
@@ -396,7 +384,7 @@ class RentedRun:
         )
         offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
         if self.handle.get("gang"):  # its sites are of one class
-            before = self.client.lease(f"{self.handle['job']}.{number - 1}")["determinism_class"]
+            before = self.client.lease(f"{self.handle['job']}.{number - 1}").determinism_class
             offers = [one for one in offers if one.listed.offer.determinism_class == before]
         # Stable: otherwise as they were ranked.
         offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
@@ -491,7 +479,7 @@ class RentedRun:
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
         mine = leases_of(self.client, self.handle["job"])[int(self.handle["first"]) :]
-        left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
+        left = max(0, int(most) - sum(lease.most_spent for lease in mine) - spare)
         for match in offers:
             listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
@@ -504,16 +492,16 @@ class RentedRun:
             left, int(most), "no free offer finishes the run for that", most_forwarding(self.client.rules(), terms)
         )
 
-    def _result_problem(self, lease: dict[str, Any]) -> str:
+    def _result_problem(self, lease: ShownLease) -> str:
         """Why the results of a lease cannot be relied on; "" if they hold the last state that was committed."""
-        if not float(lease["check_fraction"]):
+        if not lease.check_fraction:
             return ""
         order, limits = self.order(lease), TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        commitments = lease["commitments"]
+        commitments = lease.commitments
         if not commitments and not order.resume:
-            return f"{lease['lease_id']} committed to nothing"
+            return f"{lease.lease_id} committed to nothing"
         try:
-            path = self.blobs.fetch(str(lease["result"]))
+            path = self.blobs.fetch(lease.result)
             index = read_index(path, limits)
             kept = read_index(self._resumed_file(order), limits).digests() if not commitments else {}
             for name in (one.path for one in index.entries if one.path.endswith(f"/{MANIFEST}")):
@@ -523,33 +511,33 @@ class RentedRun:
                     continue
                 if not commitments and kept.get(name) == index.digests()[name]:
                     return self._shortage(lease, manifest)  # all updates were made before this lease
-                previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
+                previous = commitments[-2].state if len(commitments) > 1 else order.resume_head
                 head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
-                if commitments and head == commitments[-1]["state"]:
+                if commitments and head == commitments[-1].state:
                     return self._shortage(lease, manifest)
         except (ValueError, TypeError, LookupError, ArithmeticError, BadRun) as problem:
-            return f"the results of {lease['lease_id']} cannot be read: {problem}"
-        return f"the results of {lease['lease_id']} are not what it committed to"
+            return f"the results of {lease.lease_id} cannot be read: {problem}"
+        return f"the results of {lease.lease_id} are not what it committed to"
 
-    def _shortage(self, lease: dict[str, Any], manifest: CheckpointManifest) -> str:
+    def _shortage(self, lease: ShownLease, manifest: CheckpointManifest) -> str:
         """How many updates a last state lacks, as words; "" if none, or if the run was ended early.
 
         The job's length stands in the plan of each block, where replays hold it against the job: that of a block which
         was replayed is taken, if there is one. An early end is part of the state that was committed.
         """
-        equal = [int(one["block"]) for one in whole_replays(lease) if one["equal"] is True]
-        if blocks := lease["commitments"]:
+        equal = [one.block for one in lease.challenges if one.judges is True]
+        if blocks := lease.commitments:
             blob = self._file_of(blocks[max((block for block in equal if block < len(blocks)), default=-1)])
         else:
             blob = self._resumed_file(self.order(lease))
         total, updates = _total_updates(blob), manifest.position.updates
         if updates >= total or _ended_early(manifest):
             return ""
-        return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
+        return f"{lease.lease_id} ended at update {updates:,} of {total:,}"
 
-    def _file_of(self, block: Mapping[str, Any]) -> Path:
+    def _file_of(self, block: Commitment) -> Path:
         """The file with the checkpoint of a block, as a lease has it."""
-        return self.blobs.fetch(str(block["blob"]), seal=str(block.get("seal", "")))
+        return self.blobs.fetch(block.blob, seal=block.seal)
 
     def _resumed_file(self, order: PoolOrder) -> Path:
         """The file with the checkpoint that an order goes on from."""
@@ -558,12 +546,12 @@ class RentedRun:
     def _newest(self) -> Path | None:
         """The file with the newest state of the run: results, else the last block that nothing speaks against."""
         leases = leases_of(self.client, self.handle["job"])
-        poisoned = wrong_blocks(leases, self.order)
+        poisoned = wrong_blocks(leases, self._resumes_from)
         for lease in reversed(leases):
-            blocks = [one for one in lease["commitments"] if one["blob"] not in poisoned]
-            is_whole = len(blocks) == len(lease["commitments"])
-            if lease["result"] and is_whole and not is_wrong(lease) and self._resumes_from(lease) not in poisoned:
-                return self.blobs.fetch(str(lease["result"]))
+            blocks = [one for one in lease.commitments if one.blob not in poisoned]
+            is_whole = len(blocks) == len(lease.commitments)
+            if lease.result and is_whole and not lease.is_wrong and self._resumes_from(lease) not in poisoned:
+                return self.blobs.fetch(lease.result)
             if blocks:
                 return self._file_of(blocks[-1])
         return None
@@ -625,14 +613,14 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
 }
 
 
-def close_lease(client: PoolClient, lease: Mapping[str, Any], reason: str, patience_s: float = 0.0) -> None:
+def close_lease(client: PoolClient, lease: ShownLease, reason: str, patience_s: float = 0.0) -> None:
     """End a lease, unless it has just ended.
 
     Raises:
         PlaceUnreachable, Refused: the pool does not answer, or is busy: it may go on, and is paid for.
     """
     try:
-        client.post(on.Closed(lease_id=str(lease["lease_id"]), reason=reason), patience_s=patience_s)
+        client.post(on.Closed(lease_id=lease.lease_id, reason=reason), patience_s=patience_s)
     except Refused as refused:
         if is_passing(refused):
             raise
@@ -688,14 +676,14 @@ def _ended_early(manifest: CheckpointManifest) -> bool:
     return _member(_member(manifest.skeleton.get("progress"), "course"), "verdict") is not None
 
 
-def leases_of(client: PoolClient, job: str) -> list[dict[str, Any]]:
+def leases_of(client: PoolClient, job: str) -> list[ShownLease]:
     """The leases of a run, in order.
 
     Raises:
         PlaceFailed: one of them has another owner.
     """
     assert client.key is not None
-    found: list[dict[str, Any]] = []
+    found: list[ShownLease] = []
     while len(found) < MOST_LEASES:
         try:
             lease = client.lease(f"{job}.{len(found)}")
@@ -703,9 +691,9 @@ def leases_of(client: PoolClient, job: str) -> list[dict[str, Any]]:
             break
         except Refused as refused:
             raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
-        if lease["renter"] != client.key.public:
+        if lease.renter != client.key.public:
             raise PlaceFailed(
-                f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
+                f"the lease {lease.lease_id} is of another renter, {lease.renter[:12]}…",
                 remedy="Give the run another name.",
             )
         found.append(lease)

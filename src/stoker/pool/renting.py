@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.devices import attached_cpu
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
@@ -31,10 +31,10 @@ from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, g
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import LIVE, MOST_BLOCK_S, MOST_COMMITMENTS
-from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
 from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, run_name
+from stoker.pool.shown_lease import ShownLease, wrong_agents
 from stoker.pool.terms import EXCHANGES, FORECASTS, IDENTITY, Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
@@ -276,7 +276,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
         handle = {**handle, "sites": terms.agents, "firsts": [len(chain) for chain in chains]}
     if _is_stopped(client, job):
         client.post(on.RunStopped(run=run_name(handle), is_stopped=False), patience_s=20.0)
-    if any(chain and chain[-1]["state"] in LIVE for chain in chains):
+    if any(chain and chain[-1].state in LIVE for chain in chains):
         firsts = [_first_of(chain) for chain in chains]
         return {**handle, "first": firsts[0], "sent_bytes": 0, **({"firsts": firsts} if terms.agents > 1 else {})}
     if len(before) >= MOST_LEASES:
@@ -297,11 +297,10 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     tell(f"opened the lease {lease_id}")
     with suppress(StokerError):  # it is open, whether or not the pool can tell more now
         lease = client.lease(lease_id)
-        forecast, bond = lease["forecast"], int(lease["bond"])
-        num_blocks = round(3600 * float(forecast["hours"]) / block_s)
+        num_blocks = round(3600 * lease.forecast.hours / block_s)
         tell(
-            f"deposit {credits_text(int(lease['deposit']))}, bond {credits_text(bond)}; "
-            + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
+            f"deposit {credits_text(lease.deposit)}, bond {credits_text(lease.bond)}; "
+            + deterrence_text(lease.forecast.credits, lease.bond, lease.check_fraction, num_blocks)
         )
     return {**handle, "sent_bytes": sent}
 
@@ -319,9 +318,9 @@ def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[
         PlaceFailed: there are not enough offers, or a site has sent what its block does not make.
         BadJob, Refused: as `GangRun.open`.
     """
-    if wrong := next((one for chain in run.leases() for one in chain if one["outcome"]), None):
+    if wrong := next((one for chain in run.leases() for one in chain if one.outcome), None):
         raise PlaceFailed(
-            f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent",
+            f"a block of {wrong.lease_id} is wrong, and the other sites have gone on from what it sent",
             remedy="Start another run: --new.",
         )
     terms = Terms.of_handle(run.handle)
@@ -337,7 +336,7 @@ def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[
 def _opened(
     run: RentedRun,
     order: PoolOrder,
-    before: list[dict[str, Any]],
+    before: list[ShownLease],
     limit_s: float,
     terms: Terms,
     tell: Callable[[str], None],
@@ -469,11 +468,11 @@ def _patient() -> Iterator[None]:
         raise PlaceUnreachable(f"the pool is busy: {refused.message}") from refused
 
 
-def _first_of(leases: list[dict[str, Any]]) -> int:
+def _first_of(leases: list[ShownLease]) -> int:
     """Number of the first lease of the present start: after the last one that finished or was stopped."""
     first = 0
     for number, lease in enumerate(leases[:-1]):
-        if lease["result"] or is_stopped(lease) or str(lease["reason"]).startswith("failed"):
+        if lease.result or lease.is_stopped or lease.reason.startswith("failed"):
             first = number + 1
     return first
 

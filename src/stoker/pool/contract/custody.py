@@ -14,11 +14,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.errors import BadJob, BadRun, StokerError, first_line
 from stoker.pool import events as on
-from stoker.pool.answers import typed_lease
 from stoker.pool.contract.escrow_contract import EscrowContract, Sent, Terms, connected, lease_name
 from stoker.pool.contract.signers import signer_of
 from stoker.pool.escrow import least_deadline_s
@@ -229,14 +228,13 @@ class Custody:
             self.contract.refund(terms)
             raise
 
-    def put_up(self, document: Mapping[str, Any]) -> None:
+    def put_up(self, lease: Lease) -> None:
         """As an agent, put up the bond of a lease whose deposit is there, on terms that pay this address.
 
         Raises:
             Refused: there is no such deposit, or the bond is not covered.
             BadJob: its terms would not pay.
         """
-        lease = typed_lease(document)
         terms, now_s = self.terms(lease), self.contract.now_s()
         if terms.agent != self.address or terms.cosigner != self.contract.arbiter:
             raise BadJob(f"it pays {terms.agent} by vouchers of {terms.cosigner}, and not {self.address} by the pool's")
