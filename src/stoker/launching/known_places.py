@@ -13,7 +13,7 @@ from stoker.launching.follow import bring_home
 from stoker.launching.launcher import Launcher
 from stoker.launching.place_history import PlaceLessons, lessons_of, place_history, place_of
 from stoker.records import Launch
-from stoker.store import LATEST, RunDirectory, find_run, runs_root
+from stoker.store import LATEST, RunDirectory, find_named, find_run, runs_root
 from stoker.store.disk_errors import read_errors
 
 
@@ -126,15 +126,11 @@ def find_launched(word: str) -> RunDirectory:
         BadRun: there is none; the near ones are named.
     """
     by_name = {directory.name: directory for directory, _ in launched_runs(runs_root())}
-    fitting = [name for name in by_name if word and name.startswith(word)]
     if word == LATEST and by_name:
         return next(iter(by_name.values()))
-    if word in by_name or len(fitting) == 1:
-        return by_name[word if word in by_name else fitting[0]]
-    if word and RunDirectory(Path(word)).read_launch() is not None:
-        return RunDirectory(Path(word))
-    if fitting:
-        raise BadRun(f"{word!r} is the start of {len(fitting)} runs: {', '.join(fitting)}.", remedy="Write more of it.")
+    at_path = RunDirectory(Path(word))
+    if (directory := find_named(word, by_name, at_path if at_path.read_launch() is not None else None)) is not None:
+        return directory
     if word and any(RunDirectory(path).is_run for path in (runs_root() / word, Path(word))):
         raise BadRun(f"{word} is executed here.", remedy="`stoker train` with the same words continues it.")
     raise BadRun(f"There is no run {word!r} elsewhere.", remedy=nearest(word, by_name))

@@ -12,6 +12,7 @@ from stoker.store.run_identity import (
     choose_directory,
     default_directory,
     describe_changes,
+    find_named,
     find_run,
     headway_of,
     list_runs,

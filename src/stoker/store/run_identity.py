@@ -7,10 +7,12 @@ unfinished run of that identity; if all are finished it starts another one next 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.errors import BadRun, listed_in_part, nearest
 from stoker.records import JobSpec, Run
@@ -20,6 +22,8 @@ from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_files import RUN
 from stoker.units import format_count
+
+T = TypeVar("T")
 
 LATEST = "latest"
 _MOST_DIFFERENCES = 12
@@ -52,20 +56,12 @@ def find_run(root: Path, word: str) -> RunDirectory:
         BadRun: there is none, or the start of a name fits several; the near ones are named.
     """
     by_name = {directory.name: directory for directory in list_runs(root)}
-    if word in by_name:
-        return by_name[word]
-    if word == LATEST and by_name:
+    if word == LATEST and word not in by_name and by_name:
         return next(iter(by_name.values()))
-    if word and RunDirectory(Path(word)).is_run:
-        return RunDirectory(Path(word))
-    if "/" in word and RunDirectory(root / word).is_run:
-        return RunDirectory(root / word)
-    fitting = [name for name in by_name if word and name.startswith(word)]
-    if len(fitting) == 1:
-        return by_name[fitting[0]]
-    if fitting:
-        several = f"{len(fitting)} runs: {listed_in_part(fitting, word)}"
-        raise BadRun(f"{word!r} is the start of {several}.", remedy="Write more of it.")
+    paths = [Path(word), root / word] if "/" in word else [Path(word)]
+    at_path = next((directory for directory in map(RunDirectory, paths) if directory.is_run), None)
+    if (directory := find_named(word, by_name, at_path)) is not None:
+        return directory
     if word and Path(word).is_dir():
         raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
     if not by_name:
@@ -73,6 +69,29 @@ def find_run(root: Path, word: str) -> RunDirectory:
     raise BadRun(
         f"There is no run {word!r} in {root}.", remedy=f"{nearest(word, [*by_name, LATEST])} `stoker runs` lists them."
     )
+
+
+def find_named(word: str, by_name: Mapping[str, T], at_path: T | None, kind: str = "runs") -> T | None:
+    """What a user means by a name, by a path, or by the start of just one name; None: nothing.
+
+    Args:
+        word: the user's.
+        by_name: what there is.
+        at_path: what the word means as a path, if anything.
+        kind: of what there is, for errors.
+
+    Raises:
+        BadRun: the start of a name fits several.
+    """
+    if word in by_name or not word:
+        return by_name.get(word)
+    if at_path is not None:
+        return at_path
+    fitting = [name for name in by_name if name.startswith(word)]
+    if len(fitting) > 1:
+        several = f"{len(fitting)} {kind}: {listed_in_part(fitting, word)}"
+        raise BadRun(f"{word!r} is the start of {several}.", remedy="Write more of it.")
+    return by_name[fitting[0]] if fitting else None
 
 
 def name_in(root: Path, directory: RunDirectory) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stoker import records, reporting, training
 from stoker.errors import BadRun, RunFailed, first_line, nearest
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
-from stoker.store import RunLock, disk_errors, write_atomic
+from stoker.store import RunLock, disk_errors, find_named, write_atomic
 from stoker.store.disk_errors import read_errors
 from stoker.store.files import is_aside, make_directories, read_record
 from stoker.store.locks import HELD_FILE, LOCK_FILE
@@ -179,17 +179,9 @@ def find_study(root: Path, word: str) -> StudyDirectory:
     with read_errors(root):
         entries = sorted(root.iterdir()) if root.is_dir() else []
     names = {entry.name: StudyDirectory(entry) for entry in entries if StudyDirectory(entry).is_study}
-    if word in names:
-        return names[word]
-    if word and StudyDirectory(Path(word)).is_study:
-        return StudyDirectory(Path(word))
-    fitting = [name for name in names if word and name.startswith(word)]
-    if len(fitting) == 1:
-        return names[fitting[0]]
-    if fitting:
-        raise BadRun(
-            f"{word!r} is the start of {len(fitting)} studies: {', '.join(fitting)}.", remedy="Write more of it."
-        )
+    at_path = StudyDirectory(Path(word))
+    if (directory := find_named(word, names, at_path if at_path.is_study else None, "studies")) is not None:
+        return directory
     raise BadRun(f"There is no study {word!r} in {root}. {nearest(word, names)}")
 
 
