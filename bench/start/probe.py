@@ -60,8 +60,8 @@ def measured(name: str, folder: Path, threads: int) -> dict[str, float]:
     )
     prepared = resolve_job(job)
     done("resolving")
-    if hasattr(coupling, "require_usable"):
-        coupling.require_usable(prepared.job, prepared.data.train)
+    if hasattr(coupling, "at_first"):
+        coupling.at_first(prepared.job, prepared.data.train)
         done("usable")
     found = coupling.find_coupling(prepared.job, prepared.data.train)
     done("probe")

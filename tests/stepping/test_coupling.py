@@ -27,7 +27,6 @@ from stoker.stepping.coupling import (
     compare_parts,
     coupling_by_types,
     find_coupling,
-    require_usable,
     unprobed,
 )
 from stoker.stepping.losses import TrainingObjective
@@ -682,7 +681,7 @@ def test_model_that_insists_on_fp32_is_probed_in_it() -> None:
     assert "float32" in coupling.evidence
 
 
-BEFORE_THE_FIRST_UPDATE = pytest.mark.parametrize("check", [find_coupling, require_usable])
+BEFORE_THE_FIRST_UPDATE = pytest.mark.parametrize("check", [find_coupling, at_first])
 
 
 @BEFORE_THE_FIRST_UPDATE
@@ -741,7 +740,7 @@ def test_a_usable_job_is_looked_at_in_few_passes() -> None:
 
     for dtype in (torch.float32, torch.float64):
         job = make_job(lambda dtype=dtype: Watched(FEATURES, CLASSES).to(dtype))
-        assert require_usable(job, samples_of(job)) == ()
+        assert at_first(job, samples_of(job)).notices == ()
         assert seen == [(8, dtype)]
         seen.clear()
 
@@ -749,13 +748,13 @@ def test_a_usable_job_is_looked_at_in_few_passes() -> None:
 def test_a_job_of_any_type_is_usable() -> None:
     """Whatever the probe can tell the coupling of can be trained: a fixed batch, one sample, a module of no copies."""
     for job in (make_job(lambda: models.FixedBatch(16)), make_job(mlp, batch=1), make_job(models.Moody)):
-        assert require_usable(job, samples_of(job)) == ()
+        assert at_first(job, samples_of(job)).notices == ()
 
 
 def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
     """The probable mistake that `find_coupling` names."""
     job = make_job(lambda: nn.Sequential(mlp(), nn.Softmax(1)))
-    (notice,) = require_usable(job, samples_of(job))
+    (notice,) = at_first(job, samples_of(job)).notices
     assert "ends in softmax" in notice
     assert probed(job).notices == (notice,)
 
@@ -766,10 +765,10 @@ def test_entries_that_nothing_is_given_are_noticed() -> None:
     data = (inputs, torch.ones_like(inputs), labels)
     for given in (data, list(zip(*data, strict=True))):
         job = make_job(mlp, data=given)
-        (notice,) = require_usable(job, samples_of(job))
+        (notice,) = at_first(job, samples_of(job)).notices
         assert "entry 1 of the samples' 3 is not used" in notice
     for named in (make_job(mlp, data=data, fields=Fields(inputs=0)), make_job(mlp, data=data, loss=of_batch)):
-        assert require_usable(named, samples_of(named)) == ()
+        assert at_first(named, samples_of(named)).notices == ()
 
 
 def of_batch(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Loss:
@@ -843,12 +842,12 @@ def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:
 
     for metrics, is_noticed in ((["accuracy"], True), ([lambda o, _: o.mean(1)], False)):
         job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=metrics)
-        notices = require_usable(job, samples_of(job))
+        notices = at_first(job, samples_of(job)).notices
         named = ["such as 255, and accuracy counts them as wrong" in notice for notice in notices]
         assert named == [True] * is_noticed
     loss.ignore_index = 255  # type: ignore[attr-defined]
     job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=["accuracy"])
-    assert require_usable(job, samples_of(job)) == ()
+    assert at_first(job, samples_of(job)).notices == ()
 
 
 class InAList(nn.Module):
@@ -864,14 +863,14 @@ class InAList(nn.Module):
 
 def test_tensors_that_will_not_be_trained_are_noticed() -> None:
     """Modules in a list, and tensors that a loss has of its own; not inputs that derivatives are taken of."""
-    (notice,) = require_usable(make_job(InAList), samples_of(make_job(InAList)))
+    (notice,) = at_first(make_job(InAList), samples_of(make_job(InAList))).notices
     assert "2 tensors that are no parameters of InAList (of shape [" in notice
     scale = torch.zeros((), requires_grad=True)
 
     def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target, reduction="none") * scale.exp()
 
-    (notice,) = require_usable(make_job(mlp, loss=scaled), samples_of(make_job(mlp, loss=scaled)))
+    (notice,) = at_first(make_job(mlp, loss=scaled), samples_of(make_job(mlp, loss=scaled))).notices
     assert "1 tensors that are no parameters of Sequential (of shape [])" in notice
 
     def smooth(model: Any, batch: Any) -> Loss:
@@ -880,7 +879,7 @@ def test_tensors_that_will_not_be_trained_are_noticed() -> None:
         (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
         return Loss(slope.square().sum() + output.square().sum(), len(output))
 
-    assert require_usable(make_job(mlp, loss=smooth), samples_of(make_job(mlp, loss=smooth))) == ()
+    assert at_first(make_job(mlp, loss=smooth), samples_of(make_job(mlp, loss=smooth))).notices == ()
 
 
 @pytest.mark.parametrize("group", [None, 4])
@@ -946,7 +945,7 @@ def test_types_and_probe_agree_on_ordinary_models(norm: type[nn.Module]) -> None
 
 
 @pytest.mark.parametrize(("width", "expected"), [(8, {1}), (100_000, {3})], ids=["light", "heavy"])
-@pytest.mark.parametrize("check", [find_coupling, require_usable])
+@pytest.mark.parametrize("check", [find_coupling, at_first])
 def test_a_light_model_is_probed_on_one_thread(
     width: int, expected: set[int], check: Callable[[Job, Samples], object]
 ) -> None:

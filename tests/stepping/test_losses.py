@@ -12,7 +12,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
-from stoker.stepping.coupling import find_coupling, require_usable
+from stoker.stepping.coupling import at_first, find_coupling
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.step_failures import remedy_in
 from tests.stepping.models import FEATURES, make_job, mlp, samples_of, vectors
@@ -175,7 +175,7 @@ def test_a_binary_cross_entropy_of_no_probabilities_is_refused(loss: Any, low: i
     target = torch.where(classes > 0, high, low).float()[:, None]
     job = make_job(lambda: nn.Linear(FEATURES, 1), data=(inputs, target), loss=loss)
     with pytest.raises(BadJob, match=f"targets go from {low} to {high}, and a binary cross-entropy"):
-        require_usable(job, samples_of(job))
+        at_first(job, samples_of(job))
 
 
 class OfKnown(nn.BCEWithLogitsLoss):
@@ -229,7 +229,7 @@ def test_a_binary_cross_entropy_may_leave_labels_out() -> None:
     inputs, classes = vectors()
     target = torch.where(classes > 0, 1.0, -1.0)[:, None]
     job = make_job(lambda: nn.Linear(FEATURES, 1), data=(inputs, target), loss=OfKnown())
-    assert require_usable(job, samples_of(job)) == ()
+    assert at_first(job, samples_of(job)).notices == ()
 
 
 def test_the_forward_of_one_loss_that_was_replaced_is_the_loss() -> None:

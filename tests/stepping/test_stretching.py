@@ -12,7 +12,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
-from stoker.stepping.coupling import find_coupling, require_usable
+from stoker.stepping.coupling import at_first, find_coupling
 from stoker.stepping.loss_checks import require_by_sample
 from stoker.stepping.losses import TrainingObjective
 from tests.stepping.models import FEATURES, make_job, samples_of, vectors
@@ -44,7 +44,7 @@ def test_values_of_all_pairs_are_refused_before_training(loss: Callable[..., Any
     with pytest.raises(BadJob, match=r"loss gave \[16, 16\] values for 16 samples: an output \[16, 1\]") as told:
         find_coupling(job, samples_of(job))
     with pytest.raises(BadJob, match=r"loss gave \[16, 16\] values for 16 samples"):
-        require_usable(job, samples_of(job))
+        at_first(job, samples_of(job))
     assert "output.squeeze(1)" in str(told.value.remedy)
     assert 'scope="batch"' in str(told.value.remedy)
 
@@ -58,7 +58,7 @@ def test_values_of_all_pairs_are_refused_before_training(loss: Callable[..., Any
 def test_their_mean_is_refused_too(loss: Callable[..., Any]) -> None:
     """It is a number like any other, but it does not tell whose target is whose."""
     job = regression(loss)
-    for check in (require_usable, find_coupling):
+    for check in (at_first, find_coupling):
         with pytest.raises(BadJob, match=r"gave .*, whichever sample each target belongs to: an output \[\d+, 1\]"):
             check(job, samples_of(job))
 
@@ -68,7 +68,7 @@ def test_their_mean_is_refused_too(loss: Callable[..., Any]) -> None:
 def test_a_mean_of_distances_is_refused_too(loss: Callable[..., Any]) -> None:
     """Where all targets are larger than all outputs it is the same for any pairing, the right one included."""
     job = regression(loss, data=(INPUTS, SUMS.abs() + 100))
-    for check in (require_usable, find_coupling):
+    for check in (at_first, find_coupling):
         with pytest.raises(BadJob, match=r"gave .*, whichever sample each target belongs to: an output \[\d+, 1\]"):
             check(job, samples_of(job))
 

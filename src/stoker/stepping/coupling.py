@@ -74,23 +74,14 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     return replace(coupling, unsaved=probe.carried.unsaved, notices=notices)
 
 
-def require_usable(job: Job, samples: Samples) -> tuple[str, ...]:
-    """The probable mistakes of a job whose first update can be made, as text; checked by a few losses of few samples.
+def at_first(job: Job, samples: Samples) -> Coupling:
+    """The coupling to assume, with probable mistakes, and what checkpoints will not hold; by a few losses.
 
     Checked is what `find_coupling` begins with: the model and the loss take the job's samples, labels and
     values of the loss belong to their samples, and the last batch of an epoch can be taken.
 
     Raises:
         BadJob: one of them fails. An error of the model itself is passed on.
-    """
-    return at_first(job, samples).notices
-
-
-def at_first(job: Job, samples: Samples) -> Coupling:
-    """The coupling to assume, with the probable mistakes of `require_usable` and what checkpoints will not hold.
-
-    Raises:
-        BadJob: as of `require_usable`.
     """
     if _declared(job) is not None or _alone(job, samples) is not None:
         return unprobed(job)
