@@ -24,12 +24,13 @@ from pathlib import Path
 import numpy as np
 from uvicorn.server import ServerState
 
+from bench.serving.background_server import BackgroundServer
 from bench.serving.mlp import mlp_artifact
 from bench.train.results import document, save
 from stoker.loadtesting.http_connection import Address
 from stoker.loadtesting.inference_requests import infer_payload
 from stoker.serving.http.connection import uvicorn_config
-from stoker.serving.server import BackgroundServer, ServerOptions
+from stoker.serving.server import ServerOptions
 from stoker.serving.service import ServerContext
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

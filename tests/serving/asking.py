@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.serving.server import BackgroundServer, ServerOptions
+from bench.serving.background_server import BackgroundServer
+from stoker.serving.server import ServerOptions
 
 
 def running(*places: Path, **options: Any) -> BackgroundServer:

@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
+from bench.serving.background_server import BackgroundServer
 from stoker.artifacts import Golden, publish
 from stoker.records import ArtifactSource, EngineName, FileDigest, Manifest, TensorSpec, Tolerance, dumps
 from stoker.serving.grpc import inference_pb2
-from stoker.serving.server import BackgroundServer
 from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, infer, metric, question, running, tensor
 

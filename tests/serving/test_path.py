@@ -9,9 +9,10 @@ from types import CodeType, FrameType
 import pytest
 
 import stoker
+from bench.serving.background_server import BackgroundServer
 from stoker.loadtesting.http_connection import address_of, ask
 from stoker.loadtesting.inference_requests import infer_payload
-from stoker.serving.server import BackgroundServer, ServerOptions
+from stoker.serving.server import ServerOptions
 from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 MOST_FILES = 14

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
 
+from bench.serving.background_server import BackgroundServer
 from stoker import engines
 from stoker.artifacts.dtypes import Arrays
 from stoker.errors import BadArtifact, BadJob, ServiceError
-from stoker.serving.server import BackgroundServer
 from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, fetch, infer, metric, question, running, tensor
 from tests.serving.waiting import until_on_threads

@@ -2,7 +2,7 @@
 
 Listeners open first (alive, not ready), then models load. A shutdown goes the other way: the server is no longer ready,
 the public listeners close and answer what they accepted, then the admin listeners, then the models.
-`run` serves until a signal; `BackgroundServer` serves on a thread of this process.
+`run` serves until a signal.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import ipaddress
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
 
 import prometheus_client
 import uvloop
@@ -328,9 +326,6 @@ class ServerStarted:
     has_tls: bool
 
 
-T = TypeVar("T")
-
-
 def run(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was accepted; a second signal ends the process at once.
 
@@ -393,60 +388,3 @@ async def _reload(server: Server, asked: asyncio.Event) -> None:
             _log.warning("%s", error)
         except Exception:  # noqa: BLE001 - later signals must be handled too
             _log.exception("the reload failed")
-
-
-class BackgroundServer:
-    """A server on a thread of this process, for tests and measurements.
-
-    ```
-    with BackgroundServer(ServerOptions(places=(path,), http_port=0, grpc_port=0, admin_port=0)) as running:
-        print(running.started.http)
-    ```
-    `unanswered` is the number of requests left when it ended. Entering raises what `Server.start` raises.
-    """
-
-    started: ServerStarted
-    server: Server
-
-    def __init__(self, options: ServerOptions) -> None:
-        self.unanswered = 0
-        self._options = options
-        self._loop = uvloop.new_event_loop()
-        self._stop = asyncio.Event()
-        self._up = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="stoker-server", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._up.wait()
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-        return self
-
-    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-        if self._error is not None and error is None:
-            raise self._error
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine run on the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._main())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                self._error = error
-            finally:
-                self._up.set()
-
-    async def _main(self) -> None:
-        self.server = Server(self._options)
-        self.started = await self.server.start()
-        self._up.set()
-        await self._stop.wait()
-        self.unanswered = await self.server.stop(self._options.grace_s)
