@@ -95,7 +95,6 @@ def rank_for_job(
     needs: Needs,
     now_s: float,
     leases: Sequence[ShownLease] = (),
-    most: int = 20,
 ) -> Ranking:
     """Offers for a job by expected money and hours to finish; what has to be sent is added to `needs`.
 
@@ -107,14 +106,13 @@ def rank_for_job(
         needs: what the renter wants.
         now_s: the clock [s since 1970].
         leases: of the pool; see `job_forecasts`.
-        most: how many of the best to describe.
 
     Raises:
         BadJob: the job cannot be trained as it is.
     """
     needs = replace(needs, sent_bytes=to_send(job, entry)[0])
     columns = Columns.of(offers, records, now_s, earlier_runs(leases, identity_of(entry)))
-    return rank_offers(columns, needs, job_forecasts(job, entry, leases), most=most)
+    return rank_offers(columns, needs, job_forecasts(job, entry, leases))
 
 
 def leases_before(client: PoolClient, entry: Entry) -> list[ShownLease]:

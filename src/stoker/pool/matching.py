@@ -478,8 +478,8 @@ def _why(match: Match, best: Match) -> str:
 # ------------------------------------------------------------------------------------------- probes, history, and moves
 
 
-def worth_probing(ranking: Ranking, value_per_hour: int, most: int = 3) -> list[Match]:
-    """The best offers of up to `most` kinds whose order a short paid run would settle; none: the best is sure enough.
+def worth_probing(ranking: Ranking, value_per_hour: int) -> list[Match]:
+    """The best offers of up to three kinds whose order a short paid run would settle; none: the best is sure enough.
 
     A kind is asked if in a lucky case (one in ten) it beats what the best one is expected to cost.
     """
@@ -492,7 +492,7 @@ def worth_probing(ranking: Ranking, value_per_hour: int, most: int = 3) -> list[
         lucky = match.low_credits + value_per_hour * match.hours * math.exp(-1.2816 * spread)
         if match is best or lucky < best.score:
             kinds.setdefault(forecast_word(match.listed), match)
-    return list(kinds.values())[:most] if len(kinds) > 1 else []
+    return list(kinds.values())[:3] if len(kinds) > 1 else []
 
 
 PROBE_SPREAD = 0.08

@@ -24,7 +24,7 @@ from stoker.errors import BadJob, BadRun
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
-from stoker.pool.request_limits import BoundedConnection, OpenConnections, RequestRates, TlsGate
+from stoker.pool.request_limits import BoundedConnection, OpenConnections, TlsGate
 from stoker.serving.http.announced_server import AnnouncedServer
 from stoker.serving.http.listener import bound_listener
 from stoker.store.files import write_atomic
@@ -52,7 +52,6 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     port: int = DEFAULT_PORT,
     rules: Founded | None = None,
     has_tls: bool = False,
-    rates: RequestRates | None = None,
     chain: ChainSettings | None = None,
     is_p2p: bool = False,
     probe_every_s: float | None = None,
@@ -66,7 +65,6 @@ def serve_pool(  # noqa: PLR0913 - the command's options
         port: 0: any free one.
         rules: of a new pool.
         has_tls: TLS on the loopback as well.
-        rates: requests a second.
         chain: contract that gets the pool's roots, and has its money if the rules name it.
         is_p2p: peers meet at the UDP port of the same number and the next one (`stoker[p2p]`).
         probe_every_s: time between probes of idle devices at one moment [s]; None: there are none.
@@ -92,7 +90,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     for udp_port in (port, port + 1) if is_p2p and port else ():
         _require_free_udp(host, udp_port)
     listener = bound_listener(host, port)
-    plane = ControlPlane(folder, key, rules, rates=rates, custody=custody, probe_every_s=probe_every_s)
+    plane = ControlPlane(folder, key, rules, custody=custody, probe_every_s=probe_every_s)
     if is_p2p:
         from stoker.pool.rendezvous import PeerRendezvous  # noqa: PLC0415 - iroh, which few need
 

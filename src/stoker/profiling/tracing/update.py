@@ -54,14 +54,7 @@ def trace_update(job: Job, data: Datasets, coupling: Coupling, settings: TraceSe
     return trace
 
 
-def trace_updates(
-    job: Job,
-    data: Datasets,
-    coupling: Coupling,
-    every: Sequence[TraceSettings],
-    *,
-    shortening: RepeatedBlocks | None = None,
-) -> list[Trace]:
+def trace_updates(job: Job, data: Datasets, coupling: Coupling, every: Sequence[TraceSettings]) -> list[Trace]:
     """Traces of updates that differ in their micro-batch alone, as `trace_update` makes each.
 
     The model and its state are made once: two traces take two thirds of the time of two that are made separately.
@@ -72,12 +65,11 @@ def trace_updates(
         data: two samples are fetched for each.
         coupling: the coupling of samples.
         every: settings of each trace; at least one.
-        shortening: leaves out repeated parts.
 
     Raises:
         BadJob: as `trace_update`.
     """
-    return UpdateTracer(job, data, coupling, every, shortening).traces(every)
+    return UpdateTracer(job, data, coupling, every).traces(every)
 
 
 class UpdateTracer:
@@ -88,7 +80,7 @@ class UpdateTracer:
         data: as there.
         coupling: as there.
         every: the first updates that are to be traced; later ones may be others.
-        shortening: as there.
+        shortening: leaves out repeated parts.
     """
 
     def __init__(
