@@ -37,7 +37,6 @@ from stoker.pool.rented_run import (
     STOPPED,
     RentedRun,
     close_lease,
-    leases_of,
     most_forwarding,
     short_of_credits,
 )
@@ -285,7 +284,7 @@ class GangRun:
 
     def leases(self) -> list[list[ShownLease]]:
         """The leases of each site, the oldest first."""
-        return [leases_of(self.client, run.handle["job"]) for run in self.sites]
+        return [run.leases() for run in self.sites]
 
     def open(self, order: PoolOrder, limit_s: float, avoided: Collection[str] = ()) -> GangMatch:
         """Open the leases of all sites, or none.

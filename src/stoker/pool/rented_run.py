@@ -17,6 +17,7 @@ import time
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +87,27 @@ class RentedRun:
     handle: Handle
     blobs: BlobCache
 
+    @cached_property
+    def terms(self) -> Terms:
+        """What its renter asked for."""
+        return Terms.of_handle(self.handle)
+
+    def leases(self) -> list[ShownLease]:
+        """Its leases as the pool has them now, the oldest first; see `leases_of`."""
+        return leases_of(self.client, self.handle["job"])
+
+    def _of_start(self, leases: list[ShownLease]) -> list[ShownLease]:
+        """Leases of this start of the run."""
+        return leases[int(self.handle["first"]) :]
+
     def state(self) -> LaunchState:
         """The state; opens the next lease where one is due."""
-        leases = leases_of(self.client, self.handle["job"])
+        leases = self.leases()
         if not leases:
             return seen_now(phase="failed", why="the pool knows no lease of this run")
         if leases[-1].is_run_stopped and leases[-1].state in LIVE:  # who stopped it has not closed it
             self.stop()
-            leases = leases_of(self.client, self.handle["job"])
+            leases = self.leases()
         poisoned = wrong_blocks(leases, self._resumes_from)
         if leases[-1].state in _LIVE_WORDS:
             return self._live(leases, poisoned)
@@ -101,7 +115,7 @@ class RentedRun:
 
     def _restarts(self, leases: list[ShownLease]) -> int:
         """Leases of this start after its first one."""
-        return len(leases) - 1 - int(self.handle["first"])
+        return len(self._of_start(leases)) - 1
 
     def _ended(self, leases: list[ShownLease], poisoned: AbstractSet[str]) -> LaunchState:
         last, reason = leases[-1], leases[-1].reason
@@ -132,10 +146,10 @@ class RentedRun:
         if self._resumes_from(last) in poisoned:
             reason = "restarted: it went on from a wrong block"
             self.client.post(on.Closed(lease_id=last.lease_id, reason=reason))
-            return self._next(leases_of(self.client, self.handle["job"]), "an earlier block was wrong")
+            return self._next(self.leases(), "an earlier block was wrong")
         if last.is_left_alone:  # the pool itself waits longer
             close_lease(self.client, last, AWAY)
-            leases = leases_of(self.client, self.handle["job"])
+            leases = self.leases()
             if (last := leases[-1]).state not in LIVE:
                 return self._next(leases, AWAY)
         if last.state == "running" and (moved := self._moved(leases)) is not None:
@@ -147,7 +161,7 @@ class RentedRun:
     def _shortfall(self, leases: list[ShownLease]) -> str:
         """That the time of the run ends before its last update at the pace of its blocks, as words; "": it does not."""
         last = leases[-1]
-        forecasts = Terms.of_handle(self.handle).forecasts.values()
+        forecasts = self.terms.forecasts.values()
         total = max((one.total_updates for one in forecasts if isinstance(one, RunForecast)), default=0)
         rest = rest_of_run(last, total) if total else None
         if rest is None:
@@ -164,7 +178,7 @@ class RentedRun:
 
     def _moved(self, leases: list[ShownLease]) -> LaunchState | None:
         """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
-        terms, last = Terms.of_handle(self.handle), leases[-1]
+        terms, last = self.terms, leases[-1]
         num_moves = sum(one.reason.startswith(_MOVED) for one in leases)
         is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
         is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
@@ -189,7 +203,7 @@ class RentedRun:
                 f"{last.offer_id}"
             )
             self.client.post(on.Closed(lease_id=last.lease_id, reason=why), patience_s=20.0)
-            return self._next(leases_of(self.client, self.handle["job"]), why, preferred=name)
+            return self._next(self.leases(), why, preferred=name)
         return None
 
     def _can_move(self, go: Match, last: ShownLease, left_s: float, terms: Terms) -> bool:
@@ -265,13 +279,13 @@ class RentedRun:
 
     def stop(self) -> None:
         """Close the newest lease, if it goes on, and open no other until the run is started again."""
-        if (leases := leases_of(self.client, self.handle["job"])) and leases[-1].state in LIVE:
+        if (leases := self.leases()) and leases[-1].state in LIVE:
             close_lease(self.client, leases[-1], STOPPED, patience_s=20.0)
 
     def left_s(self, leases: list[ShownLease]) -> float:
         """Time of the run that no lease has used [s]."""
-        mine = leases[int(self.handle["first"]) :]
-        return float(self.handle["limit_s"]) - sum(lease.counted_s for lease in mine if not lease.outcome)
+        used_s = sum(lease.counted_s for lease in self._of_start(leases) if not lease.outcome)
+        return float(self.handle["limit_s"]) - used_s
 
     def _next(self, leases: list[ShownLease], why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
@@ -280,7 +294,7 @@ class RentedRun:
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no lease: {why}", restarts=restarts)
         if len(leases) >= MOST_LEASES:
             return seen_now(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}")
-        mine = leases[int(self.handle["first"]) :]
+        mine = self._of_start(leases)
         stuck = [lease.reason.startswith(SAVES_NOTHING) and not lease.commitments for lease in mine[-2:]]
         if len(stuck) == 2 and all(stuck):
             return seen_now(
@@ -319,7 +333,7 @@ class RentedRun:
         except DiskFailed:
             raise  # of this machine: no other offer mends it
         except (PlaceFailed, Refused) as problem:
-            keep_place(self.client, self.handle["job"], Terms.of_handle(self.handle), self.handle["device"])
+            keep_place(self.client, self.handle["job"], self.terms, self.handle["device"])
             return seen_now(
                 phase="queued", why=f"{why}; waiting for another offer: {problem.message}", restarts=restarts
             )
@@ -374,7 +388,7 @@ class RentedRun:
             BadJob: none is within what may be spent.
             Refused: the deposit is not covered, or another renter was faster.
         """
-        terms = Terms.of_handle(self.handle)
+        terms = self.terms
         target = LaunchTarget(
             text="pool",
             kind="pool",
@@ -434,7 +448,7 @@ class RentedRun:
 
     def opening(self, match: Match, limit_s: float, order: PoolOrder, number: int) -> on.Opened:
         """Lease number `number` at an offer, for so long, once its order is sent."""
-        offer, lease_id, terms = match.listed.offer, f"{self.handle['job']}.{number}", Terms.of_handle(self.handle)
+        offer, lease_id, terms = match.listed.offer, f"{self.handle['job']}.{number}", self.terms
         rate, order = offer.price_per_hour, replace(order, num_devices=offer.device.count)
         raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
         content = dumps(order, indent=None).encode()
@@ -478,7 +492,7 @@ class RentedRun:
         most = self.handle["max_credits"]
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
-        mine = leases_of(self.client, self.handle["job"])[int(self.handle["first"]) :]
+        mine = self._of_start(self.leases())
         left = max(0, int(most) - sum(lease.most_spent for lease in mine) - spare)
         for match in offers:
             listed = match.listed
@@ -545,7 +559,7 @@ class RentedRun:
 
     def _newest(self) -> Path | None:
         """The file with the newest state of the run: results, else the last block that nothing speaks against."""
-        leases = leases_of(self.client, self.handle["job"])
+        leases = self.leases()
         poisoned = wrong_blocks(leases, self._resumes_from)
         for lease in reversed(leases):
             blocks = [one for one in lease.commitments if one.blob not in poisoned]
