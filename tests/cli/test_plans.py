@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.plan_table import plan_in_brief, render_decision
+from stoker.cli.plan_table import render_decision
 from stoker.records import Breakdown, Candidate, Decision, Estimate, Layout, Plan, Rejection, Share
 from tests.cli.page import Page
 from tests.flow.command import Outcome, job_file, stoker_here
@@ -213,7 +213,7 @@ def test_advice_comes_last() -> None:
 
 def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
     """Threads only of a CPU; memory format, checkpoints, compiling and workers where they are chosen."""
-    assert plan_in_brief(Plan(device="cuda:0", micro_batch=8)) == "fp32 · micro-batch 8"
+    assert Plan(device="cuda:0", micro_batch=8).in_brief() == "fp32 · micro-batch 8"
     loaded = Plan(
         device="cpu",
         micro_batch=8,
@@ -226,7 +226,7 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
         num_workers=4,
         optimizer_implementation="fused",
     )
-    brief = plan_in_brief(loaded)
+    brief = loaded.in_brief()
     for words in ("bf16", "channels-last", "3 checkpointed blocks", "compiled", "fused", "2 threads", "4 loader"):
         assert words in brief
 
@@ -234,7 +234,7 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
 def test_one_of_a_thing_is_not_said_as_of_several() -> None:
     """A block, a worker; also where a plan is reported in full."""
     plan = Plan(device="cpu", micro_batch=8, checkpointed_blocks=1, loader="workers", num_workers=1)
-    brief = plan_in_brief(plan)
+    brief = plan.in_brief()
     assert "1 checkpointed block" in brief
     assert brief.endswith("1 loader worker")
     assert "1 loader worker · default optimiser · 1 checkpointed block" in plan.in_words()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stoker.cli.terminal import column_table
 from stoker.devices import catalogue, price_list
-from stoker.records import Candidate, Decision, Plan, Share
+from stoker.records import Candidate, Decision, Share
 from stoker.reporting.event_text import ERRORS_SO_FAR
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval, plan_in_difference
@@ -86,7 +86,7 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     for candidate in decision.candidates:
         is_chosen = candidate is decision.chosen
         figures = [_figures(candidate)[title] for title in columns]
-        words = plan_in_brief(candidate.plan)
+        words = candidate.plan.in_brief()
         mark, why = (Text("▸", EMBER), Text(candidate.why, EMBER)) if is_chosen else ("", Text(candidate.why, "dim"))
         style = "bold" if is_chosen else ""
         where = _where(candidate, decision)
@@ -97,7 +97,7 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     if not is_wide:
         devices: dict[str, list[str]] = {}
         for candidate in decision.candidates:
-            devices.setdefault(plan_in_brief(candidate.plan), []).append(_where(candidate, decision))
+            devices.setdefault(candidate.plan.in_brief(), []).append(_where(candidate, decision))
         table.caption = "\n".join(f"{', '.join(names)}: {words}" for words, names in devices.items())
         table.caption_justify, table.caption_style = "left", "dim"
     return table
@@ -109,32 +109,6 @@ def _where(candidate: Candidate, decision: Decision) -> str:
     if not layout:
         return candidate.device
     return f"{candidate.device}: {layout}" if len({one.device for one in decision.candidates}) > 1 else layout
-
-
-def plan_in_brief(plan: Plan) -> str:
-    """What matters of a plan where there is little room: `bf16 · micro-batch 32 · channels-last`."""
-    parts = [plan.precision, f"micro-batch {plan.micro_batch}"]
-    if plan.memory_format != "contiguous":
-        parts.append(plan.memory_format.replace("_", "-"))
-    if plan.checkpointed_blocks:
-        parts.append(plan.checkpointing_in_words())
-    if plan.loss_chunks > 1:
-        parts.append(f"loss in {plan.loss_chunks} chunks")
-    if plan.compile:
-        parts.append("compiled")
-    if plan.captured:
-        parts.append("captured")
-    if plan.optimizer_implementation != "default":
-        parts.append(f"{plan.optimizer_implementation} optimiser")
-    if plan.optimizer_states != "full":
-        parts.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
-    if plan.uses_host_memory:
-        parts.append(plan.offload_in_words())
-    if plan.device == "cpu":
-        parts.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
-    if plan.num_workers:
-        parts.append(f"{plan.num_workers} loader worker{'' if plan.num_workers == 1 else 's'}")
-    return " · ".join(parts)
 
 
 def _figures(candidate: Candidate) -> dict[str, str]:
@@ -222,5 +196,5 @@ def _rejections(decision: Decision) -> Table:
         text = plan_in_difference(rejection.plan, decision.chosen.plan) if is_same_device else ""
         if rejection.plan.layout.world_size > 1:
             text = rejection.plan.layout.in_words()
-        table.add_row(rejection.device, text or plan_in_brief(rejection.plan), rejection.reason)
+        table.add_row(rejection.device, text or rejection.plan.in_brief(), rejection.reason)
     return table

@@ -269,17 +269,34 @@ class Plan:
             parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
         if self.uses_host_memory:
             parts.append(self.offload_in_words())
-        if self.checkpointed_blocks:
-            parts.append(self.checkpointing_in_words())
-        if self.loss_chunks > 1:
-            parts.append(f"loss in {self.loss_chunks} chunks")
-        if self.compile:
-            parts.append("compiled")
-        if self.captured:
-            parts.append("captured")
+        parts += self._computing_in_words()
         if self.malloc != "default":
             parts.append(f"{self.malloc} memory")
         return " · ".join(parts)
+
+    def in_brief(self) -> str:
+        """What is unusual of it, where there is little room: `bf16 · micro-batch 32 · channels-last`."""
+        parts = [self.precision, f"micro-batch {self.micro_batch}"]
+        if self.memory_format != "contiguous":
+            parts.append(self.memory_format.replace("_", "-"))
+        parts += self._computing_in_words()
+        if self.optimizer_implementation != "default":
+            parts.append(f"{self.optimizer_implementation} optimiser")
+        if self.optimizer_states != "full":
+            parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+        if self.uses_host_memory:
+            parts.append(self.offload_in_words())
+        if self.device == "cpu":
+            parts.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
+        if self.num_workers:
+            parts.append(f"{self.num_workers} loader worker{'' if self.num_workers == 1 else 's'}")
+        return " · ".join(parts)
+
+    def _computing_in_words(self) -> list[str]:
+        """How passes are computed, where it is not the usual way."""
+        parts = [self.checkpointing_in_words()] if self.checkpointed_blocks else []
+        parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
+        return parts + ["compiled"] * self.compile + ["captured"] * self.captured
 
 
 def precision_problem(precision: Precision, numerics: Collection[str]) -> str | None:
