@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.errors import BadSetting
-from stoker.jobs.numeric_settings import is_number
+from stoker.jobs.numeric_settings import is_number, require_probability
 
 if TYPE_CHECKING:
     import torch
@@ -105,8 +105,7 @@ class Mix:
     def __post_init__(self) -> None:
         if not (is_number(self.alpha) and 0 < self.alpha < float("inf")):
             raise BadSetting(f"alpha shapes the proportions (Beta(alpha, alpha)), above 0, got {self.alpha!r}")
-        if not (is_number(self.p) and 0 <= self.p <= 1):
-            raise BadSetting(f"p is a probability, in [0, 1], got {self.p!r}")
+        require_probability(self.p)
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,8 @@ class Ramp:
     def __post_init__(self) -> None:
         if not (is_number(self.warmup) and 0 <= self.warmup < 1):
             raise BadSetting(f"warmup is the share of the run spent rising, in [0, 1), got {self.warmup!r}")
-        for name in ("initial", "final"):
-            factor = getattr(self, name)
-            if not (is_number(factor) and 0 <= factor <= 1):
-                raise BadSetting(f"{name} is a factor of the learning rate, in [0, 1], got {factor!r}")
+        _require_factor("initial", self.initial)
+        _require_factor("final", self.final)
         if self.shape not in ("cosine", "linear"):
             raise BadSetting(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
 

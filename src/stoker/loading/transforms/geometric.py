@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from stoker.errors import BadJob, BadSetting
+from stoker.errors import BadJob
 from stoker.jobs.numeric_settings import Interval, require_amount, require_interval, require_probability, require_size
 from stoker.loading.transforms.base import Draw, Numbers, as_numbers, require_images, stored
 
@@ -221,8 +221,7 @@ class RandomShift:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise BadSetting(f"pixels is how far an image moves at most, 0 or more, got {self.pixels}")
+        require_amount("pixels", "how far an image moves at most", self.pixels)
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, moved."""
@@ -245,8 +244,7 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         require_size("size", "the side of the window", self.size)
-        if self.padding < 0:
-            raise BadSetting(f"padding is how many pixels come around an image, 0 or more, got {self.padding}")
+        require_amount("padding", "how many pixels come around an image", self.padding)
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The windows [B, C, size, size]."""
