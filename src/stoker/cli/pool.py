@@ -72,7 +72,7 @@ def client_of(address: str | None, key: str | None = None) -> pool.PoolClient:
 def _operator(address: str | None, folder: Path | None) -> pool.PoolClient:
     """A client of the pool with the key of its operator, which is in the control plane's folder."""
     client = client_of(address)
-    client.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
+    client.key = pool.read_key((pool.data_folder("pool") if folder is None else folder) / "control.key")
     return client
 
 
@@ -147,7 +147,7 @@ def pool_serve(
                 url=chain, contract=contract, key=chain_key, confirmations=confirmations, has_money=money_in_contract
             )
         pool.serve_pool(
-            pool.pool_folder() if folder is None else folder,
+            pool.data_folder("pool") if folder is None else folder,
             host=host,
             port=port,
             rules=rules,

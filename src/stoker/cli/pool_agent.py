@@ -284,10 +284,7 @@ def _updates(
 
 
 def _folder(given: Path | None) -> Path:
-    if given is not None:
-        return given.absolute()
-    home = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (home if home.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "agent"
+    return pool.data_folder("agent") if given is None else given.absolute()
 
 
 def _per_hour(option: str, text: str) -> int:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stoker.pool.isolation import Host as Host
     from stoker.pool.isolation import Limits as Limits
     from stoker.pool.isolation import best_isolation as best_isolation
+    from stoker.pool.keys import data_folder as data_folder
     from stoker.pool.keys import own_key as own_key
     from stoker.pool.keys import read_key as read_key
     from stoker.pool.lease_replay import evidence_of as evidence_of
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from stoker.pool.overview import event_words as event_words
     from stoker.pool.owners_use import LentGpu as LentGpu
     from stoker.pool.owners_use import limited_power as limited_power
-    from stoker.pool.serve import pool_folder as pool_folder
     from stoker.pool.serve import serve_pool as serve_pool
     from stoker.pool.shown_lease import ShownLease as ShownLease
     from stoker.pool.state import State as State

@@ -72,8 +72,17 @@ def is_signed(public: str, message: bytes, signature: str) -> bool:
 
 def keys_folder() -> Path:
     """Where keys are: `stoker/pool` in `$XDG_CONFIG_HOME`, or in `~/.config`. It may not exist yet."""
-    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".config") / "stoker" / "pool"
+    return _user_folder("XDG_CONFIG_HOME", ".config", "pool")
+
+
+def data_folder(name: str) -> Path:
+    """Where a control plane (`pool`) or an agent (`agent`) keeps what it has: as keys, in `$XDG_DATA_HOME`."""
+    return _user_folder("XDG_DATA_HOME", ".local/share", name)
+
+
+def _user_folder(variable: str, usual: str, name: str) -> Path:
+    given = Path(os.environ.get(variable, ""))
+    return (given if given.is_absolute() else Path.home() / usual) / "stoker" / name
 
 
 def own_key(name: str = "default", folder: Path | None = None) -> Key:

@@ -39,12 +39,6 @@ _OWN_FILES = 256
 """Open files that are left for the log, and what else is no connection; and a blob for each connection."""
 
 
-def pool_folder() -> Path:
-    """Where a control plane keeps its log: `stoker/pool` in `$XDG_DATA_HOME`, or in `~/.local/share`."""
-    given = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "pool"
-
-
 def serve_pool(  # noqa: PLR0913 - the command's options
     folder: Path,
     *,
