@@ -198,9 +198,9 @@ class MessageFolder:
     def _require_same(self, path: Path, there: MessageHead, head: MessageHead, site: int) -> None:
         """Refuse a message of another job, another number of sites, or another exchange."""
         expected = asdict(head) | {"site": site, "sha256": there.sha256}
-        wrong = [f"{name} {value} instead of {expected[name]}" for name, value in asdict(there).items()]
-        wrong = [text for text, name in zip(wrong, expected, strict=True) if asdict(there)[name] != expected[name]]
-        if wrong:
+        differing = {name: value for name, value in asdict(there).items() if value != expected[name]}
+        if differing:
+            wrong = (f"{name} {value} instead of {expected[name]}" for name, value in differing.items())
             raise BadMessage(
                 f"{path} does not belong to this exchange: {', '.join(wrong)}",
                 remedy="Run the same job file with the same settings at every site, each start in a folder of its own.",

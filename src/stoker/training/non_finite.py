@@ -19,7 +19,7 @@ from stoker.loading.fields import tensors_of
 from stoker.loading.order import Indices
 from stoker.loading.workers import named
 from stoker.records import Position
-from stoker.records.codec import JSON
+from stoker.records.codec import to_json
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.uncompiled import uncompiled
@@ -89,7 +89,7 @@ def write_dump(folder: Path | None, report: NonFiniteReport, position: Position)
     path = folder / f"not-finite-{position.samples:012}.json"
     with suppress(OSError, StokerError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(_plain(dataclasses.asdict(report)), indent=2) + "\n", what="what was found")
+        write_atomic(path, json.dumps(to_json(report), indent=2) + "\n", what="what was found")
         return path
     return None
 
@@ -154,12 +154,3 @@ def _watched(model: nn.Module, first: list[str]) -> Iterator[None]:
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-
-
-def _plain(value: Any) -> JSON:
-    """As JSON, which has no numbers that are not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
