@@ -44,7 +44,7 @@ from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
 from stoker.launching.meter import held_in_log, save_time_s
 from stoker.launching.reachable_ports import port_of, silent_hosts
-from stoker.records.codec import dumps, loads, to_json
+from stoker.records.codec import dumps, loads, read_object, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_bytes, format_seconds
 
@@ -568,11 +568,9 @@ def _next_start(state: HostState, samples: int) -> HostState:
 
 def _is_finished(directory: Path) -> bool:
     """Whether the record of a run says that it is: who started it may have died before that was seen."""
-    try:
-        record = json.loads((directory / "run.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("status") == "finished"
+    with suppress(OSError):
+        return bool(read_object((directory / "run.json").read_bytes()).get("status") == "finished")
+    return False
 
 
 def newest_samples(events: Path) -> int:

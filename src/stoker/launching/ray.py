@@ -25,7 +25,6 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ from stoker.launching.logged_run import (
     state_in,
     write_files,
 )
+from stoker.records.codec import read_object
 from stoker.records.launch import ENDED, LaunchState
 from stoker.store.files import sha256_file
 from stoker.units import format_bytes
@@ -385,7 +385,7 @@ def _job_info(handle: Handle) -> dict[str, Any] | LaunchState:
         code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
     except PlaceUnreachable as error:
         return seen_now("unknown", "the cluster does not answer", error.message)
-    info = _object(body)
+    info = read_object(body)
     if code != 404 and {"status", "entrypoint"} <= info.keys():  # gateways have errors with a `status`, too
         return info
     if code == 404 and f"{handle['job']} does not exist".encode() in body:
@@ -399,7 +399,7 @@ def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
     code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=allow, timeout_s=60.0)
     if code != 200:
         return b""
-    if "logs" not in (answer := _object(body)):  # of a proxy, as its page of login
+    if "logs" not in (answer := read_object(body)):  # of a proxy, as its page of login
         raise PlaceUnreachable(f"{handle['url']} gave an answer that is not of Ray's dashboard: {body[:60]!r}")
     return str(answer["logs"] or "").encode()
 
@@ -415,14 +415,6 @@ def _json(address: str, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PlaceFailed(f"{address}{path} is not Ray's dashboard: it answers with something else")
     return value
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """A JSON object; an empty one where the text is none."""
-    with suppress(ValueError):
-        value = json.loads(body)
-        return value if isinstance(value, dict) else {}
-    return {}
 
 
 def _get(address: str, path: str) -> Any:

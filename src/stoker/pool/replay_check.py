@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -41,7 +41,7 @@ from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
 from stoker.pool.message_carrier import KnownMessage, differing_messages, needed_from, require_signed
 from stoker.records import CheckpointManifest, Plan, from_json
-from stoker.records.codec import parsed
+from stoker.records.codec import read_object
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.store.checkpoint_store import MANIFEST
 from stoker.store.foreign_files import open_below
@@ -152,7 +152,7 @@ class Making:
                 continue
             self.box.write_message(message.name, path, run)
         code, out, err = self.host.run(self.box.replay(run, until, self.host, at=at))
-        answer = _answer_in(out)
+        answer = read_object(out.strip().rpartition(b"\n")[2])  # the job may have printed it in the place of the replay
         if answer.get("kind") == "NotTheRun":
             raise NotOfTheJob(f"the block cannot be made: {answer['problem']}")
         if code != 0 or "manifest" not in answer:
@@ -329,14 +329,6 @@ def _difference(making: Making, side: Side, start: Path, made: Path, into: Path)
         return update_difference(start / WEIGHTS, claimed[0] / WEIGHTS, made)
     except (BadRun, SafetensorError, ValueError, TypeError):
         return math.inf
-
-
-def _answer_in(out: bytes) -> dict[str, Any]:
-    """What a replay printed last, which the job may have printed in its place; {} if it is no object of JSON."""
-    with suppress(ValueError, IndexError):
-        answer = parsed(out.strip().splitlines()[-1])
-        return answer if isinstance(answer, dict) else {}
-    return {}
 
 
 WEIGHTS = "model.safetensors"

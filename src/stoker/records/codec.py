@@ -110,6 +110,19 @@ def parsed(text: str | bytes) -> JSON:
     return read_json(text)
 
 
+def read_object(text: str | bytes) -> dict[str, JSON]:
+    """The JSON object that a text from elsewhere is; an empty one where it is none.
+
+    >>> read_object('{"a": 1}'), read_object("[1]"), read_object(b"torn")
+    ({'a': 1}, {}, {})
+    """
+    try:
+        value = parsed(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_json(text: str) -> JSON:
     """As `json.loads`, which reads whole numbers of up to 4,300 digits, or of another limit set in Python.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 import os
 import socket
@@ -34,6 +33,7 @@ from stoker.jobs import Entry, Job
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import CheckpointManifest, to_json
+from stoker.records.codec import read_object
 from stoker.records.plan_schedule import PlanSchedule
 from stoker.stepping.world import leave
 from stoker.store import CheckpointStore, RunDirectory
@@ -120,7 +120,7 @@ def _answer_of(command: Sequence[str], num_ranks: int) -> dict[str, Any]:
     # All at once: a rank whose pipe is full waits, and others wait for it.
     with ThreadPoolExecutor(num_ranks) as threads:
         outputs = [*threads.map(lambda rank: rank.communicate()[0], ranks)]
-    answers = [_last_object(output) for output in outputs]
+    answers = [read_object(output.strip().rpartition(b"\n")[2]) for output in outputs]
     problems = [answer for answer in answers if "problem" in answer]
     problems.sort(key=lambda answer: answer.get("kind") != NotTheRun.__name__)
     failed = [process.returncode for process in ranks if process.returncode]
@@ -129,15 +129,6 @@ def _answer_of(command: Sequence[str], num_ranks: int) -> dict[str, Any]:
     if failed or "manifest" not in answers[0]:
         return {"problem": f"{len(failed)} of {num_ranks} ranks ended with {failed[:8]}", "kind": BadRun.__name__}
     return answers[0]
-
-
-def _last_object(output: bytes) -> dict[str, Any]:
-    """The object of JSON in the last line; {} if it is none."""
-    try:
-        answer = json.loads(output.strip().rpartition(b"\n")[2] or b"{}")
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
 
 
 def replay_as_rank(

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from stoker.errors import BadJob, StokerError, first_line
 from stoker.records import CleanList, loads
-from stoker.records.codec import printable
+from stoker.records.codec import printable, read_object
 from stoker.store import cache_root, write_atomic
 from stoker.store.files import make_directories
 
@@ -242,11 +242,9 @@ def _notes_path(root: Path) -> Path:
 
 def _read_notes(root: Path) -> dict[str, dict[str, list[int] | None]]:
     """The notes about files below `root`; empty if there are none or they cannot be read."""
-    try:
-        notes = json.loads(_notes_path(root).read_text())
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
+    with suppress(OSError):
+        return read_object(_notes_path(root).read_bytes())
+    return {}
 
 
 Clean: TypeAlias = "CleanList | str | Path | None"

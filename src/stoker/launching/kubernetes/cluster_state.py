@@ -7,7 +7,6 @@ Source: batch/v1 JobStatus and pod status of Kubernetes 1.37; conditions of JobS
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.kubernetes.cluster_api import Object
 from stoker.launching.kubernetes.manifests import CONTAINER, EXIT_AGAIN
 from stoker.launching.launcher import seen_now
+from stoker.records.codec import read_object
 from stoker.records.launch import LaunchPhase, LaunchState
 
 _STUCK = frozenset(
@@ -90,7 +90,7 @@ def with_host(state: LaunchState, host: bytes) -> LaunchState:
         state: from the pods.
         host: `launch/host-0.json` of the run's directory; b"" if it is not there yet.
     """
-    said = _said(host.decode(errors="replace"))
+    said = read_object(host.decode(errors="replace"))
     phase = said.get("phase", "starting")
     if phase in {"running", "saving"}:
         return replace(state, phase=phase, why=f"{said['why']}, {said.get('samples', 0):,} samples so far")
@@ -169,7 +169,7 @@ def ending_of(pod: Object) -> tuple[int | None, str, str]:
         return code, "the image has no python3", f"{evidence}: {message}"
     if reason == "OOMKilled":
         return code, "the container ran out of its memory limit", evidence
-    said = _said(message)
+    said = read_object(message)
     if said.get("why"):
         detail = said.get("evidence") or said["why"]
         return code, str(said["why"]), f"{evidence}: {detail}"
@@ -180,15 +180,6 @@ def _at_its_end(state: LaunchState, pods: Sequence[Object]) -> LaunchState:
     """The state with the moment at which the last pod gave its devices back, as far as one says so."""
     ends = [str(ended["finishedAt"]) for pod in pods if (ended := _terminated(pod)) and ended.get("finishedAt")]
     return replace(state, at=max(ends, default=state.at))
-
-
-def _said(message: str) -> dict[str, Any]:
-    """The last state that the container left; empty if it left something else."""
-    try:
-        said = json.loads(message)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any]) -> LaunchState:
