@@ -30,7 +30,8 @@ import uvloop
 
 from bench.train.results import document, save
 from stoker.artifacts.dtypes import Arrays
-from stoker.loadtesting.server_process import cpu_seconds, served_in_child
+from stoker.devices.cpu import cpu_s_of
+from stoker.loadtesting.server_process import served_in_child
 from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
 from stoker.serving.grpc import inference_pb2, server
 from stoker.serving.http.application import Application, Receive, Scope, Send
@@ -209,9 +210,9 @@ class Case:
     def round(self, requests: int) -> None:
         """Ask so often, after a tenth as often to warm up, and keep the CPU time of a request [µs]."""
         self._ask(requests // 10)
-        before = cpu_seconds(self._pid)
+        before = cpu_s_of([self._pid])
         self._ask(requests)
-        self._found.append((cpu_seconds(self._pid) - before) / requests * 1e6)
+        self._found.append((cpu_s_of([self._pid]) - before) / requests * 1e6)
 
     def found(self) -> dict[str, float]:
         """The CPU time of a request [µs] over the rounds."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker.devices.cpu import cpu_s_of
 from stoker.errors import BadJob, ServiceError
-from stoker.loadtesting.server_process import cpu_seconds, served_in_child
+from stoker.loadtesting.server_process import served_in_child
 
 
 def announcing(options: str, announce: Callable[[tuple[str, int]], None]) -> None:
@@ -30,8 +31,8 @@ def test_a_service_runs_in_a_process_of_its_own_and_ends_with_the_block() -> Non
     with served_in_child(announcing, "this") as (said, pid):
         assert said == ("this", pid)
         assert pid != os.getpid()
-        assert cpu_seconds(pid) > 0
-    assert cpu_seconds(pid) == 0
+        assert cpu_s_of([pid]) > 0
+    assert cpu_s_of([pid]) == 0
 
 
 def test_what_a_service_raises_is_raised_here() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from bench.serving.race.contenders import Contender, Pythons, Setting, environment
 from bench.serving.race.samples import Arrays
 from stoker.artifacts import Artifact
-from stoker.devices.cpu import ticks_of
+from stoker.devices.cpu import cpu_s_of
 from stoker.errors import ServiceError
 from stoker.loadtesting.http_connection import Address, ask
 from stoker.loadtesting.measurement import LoadTarget
@@ -117,11 +117,7 @@ def descendants(pid: int) -> list[int]:
 
 def tree_cpu_s(pid: int) -> float:
     """CPU time of a process and its descendants so far [s]."""
-    ticks = 0
-    for one in descendants(pid):
-        with suppress(OSError):
-            ticks += ticks_of(Path(f"/proc/{one}/stat").read_text())
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return cpu_s_of(descendants(pid))
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -270,21 +270,24 @@ def sample_cpu() -> CpuSample | None:
         return None
     spent = os.times()
     own_s = spent.user + spent.system + spent.children_user + spent.children_system
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    for child in multiprocessing.active_children():  # such as loader workers
-        with contextlib.suppress(OSError):  # it has ended
-            own_s += ticks_of(Path(f"/proc/{child.pid}/stat").read_text()) / ticks_per_s
-    return parse_stat(stat, usable_cpus(), ticks_per_s=ticks_per_s, own_s=own_s)
+    own_s += cpu_s_of(child.pid for child in multiprocessing.active_children())  # such as loader workers
+    return parse_stat(stat, usable_cpus(), ticks_per_s=os.sysconf("SC_CLK_TCK"), own_s=own_s)
 
 
-def ticks_of(stat: str) -> int:
-    """User and system time in the text of `/proc/PID/stat`, including children waited for [ticks].
+def process_stat(pid: int | None) -> list[str]:
+    """What the kernel says of a process, from its state on; empty if it is gone, or the system says nothing.
 
-    >>> ticks_of("7 (a (very) odd name) S 1 7 7 0 -1 4194304 100 0 0 0 30 4 2 1 20 0")
-    37
+    Source: proc(5), /proc/pid/stat: the state is field 3. Before it stands the name, which is any bytes.
     """
-    fields = stat.rpartition(")")[2].split()  # the name may hold anything; the third field follows it
-    return sum(map(int, fields[11:15]))
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def cpu_s_of(pids: Iterable[int | None]) -> float:
+    """CPU time of processes, and of those of their children that have ended [s]; 0 where the system says nothing."""
+    ticks = sum(int(number) for pid in pids for number in process_stat(pid)[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def watch_cpu(duration_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> CpuLoad | None:

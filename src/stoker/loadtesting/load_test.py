@@ -13,7 +13,7 @@ from pathlib import Path
 from stoker import artifacts, serving
 from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu, sample_cpu
-from stoker.devices.cpu import others_cores
+from stoker.devices.cpu import cpu_s_of, others_cores
 from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.http_connection import Address, address_of
 from stoker.loadtesting.inference_requests import (
@@ -26,7 +26,7 @@ from stoker.loadtesting.inference_requests import (
     whole_requests,
 )
 from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, with_callers
-from stoker.loadtesting.server_process import cpu_seconds, served_in_child
+from stoker.loadtesting.server_process import served_in_child
 from stoker.loadtesting.serving_limit import SettingsSearch, highest_rate, probe_seconds
 from stoker.records import BATCH, ServiceSettings
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
@@ -245,7 +245,7 @@ def _served(
         if started.http is None:
             raise ServiceError("the service has no HTTP port")
         target = _target(address_of(started.http), name, artifact, load, objective)
-        yield replace(target, cpu_s=lambda: cpu_seconds(pid))
+        yield replace(target, cpu_s=lambda: cpu_s_of([pid]))
 
 
 def _target(

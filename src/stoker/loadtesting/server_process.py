@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
-from pathlib import Path
 from typing import TypeVar
 
-from stoker.devices.cpu import ticks_of
 from stoker.errors import ServiceError, StokerError
 from stoker.store.child_process import ChildProcess, Raised
 
@@ -52,15 +49,6 @@ def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
     finally:
         process.stop()
         process.close(_STOP_S)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used so far [s]; 0 if the system does not report it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    return ticks_of(stat) / os.sysconf("SC_CLK_TCK")
 
 
 def _serve(run: Run[O, S], options: O, pipe: connection.Connection) -> None:

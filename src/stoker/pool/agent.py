@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.devices import planned_devices, resolve_place
+from stoker.devices.cpu import cpu_s_of
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
 from stoker.pool.bisection import Bisection, points
@@ -48,7 +49,6 @@ from stoker.pool.isolation import (
     IsolatedProcess,
     Isolation,
     Limits,
-    cpu_s_of,
     remove_tree,
 )
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from stoker.devices.cpu import cpu_s_of, process_stat
 from stoker.errors import NoDevice, PlaceFailed, nearest
 from stoker.pool.control_group import ControlGroup, joining
 from stoker.pool.system_call_filter import MACHINE, filter_program
@@ -612,7 +613,7 @@ class Podman(Isolation):
 
 def _container_prefix(pid: int) -> str:
     """What names of a process's containers begin with; another process of that number began at another tick."""
-    began = next(iter(_stat_of(pid)[19:]), "gone")
+    began = next(iter(process_stat(pid)[19:]), "gone")
     return f"stoker-{pid}-{began}-"
 
 
@@ -752,18 +753,12 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def cpu_s_of(pids: Iterable[int]) -> float:
-    """CPU time of processes, and of those of their children that have ended [s]."""
-    ticks = sum(int(number) for pid in pids for number in _stat_of(pid)[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _descendants(pid: int) -> set[int]:
     """A process and all that descend from it."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            for parent in _stat_of(int(path.name))[1:2]:
+            for parent in process_stat(int(path.name))[1:2]:
                 children.setdefault(int(parent), []).append(int(path.name))
     found, waiting = set[int](), [pid]
     while waiting:
@@ -793,13 +788,6 @@ def _missing(*programs: str, packages: str) -> str | None:
     """That programs, or those by which each process is limited, are not here, and which packages have them."""
     missing = [program for program in (*programs, "prlimit", "setpriv") if shutil.which(program) is None]
     return f"there is no {', '.join(missing)}: apt-get install {packages}" if missing else None
-
-
-def _stat_of(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on, which is field 3 of /proc/PID/stat; [] if it is gone."""
-    with suppress(OSError):  # before the state stands its name, which is any bytes that it likes
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return []
 
 
 def _processes_of_user() -> int:
