@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -105,18 +106,22 @@ class ShownLease(Lease):
     @property
     def is_wrong(self) -> bool:
         """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
-        replayed = {one.block for one in self.challenges}
-        is_doubted = any(len(self.unequal(block)) > len(self.equal(block)) for block in replayed)
-        return bool(self.outcome) or (not self.is_judged and is_doubted)
+        return bool(self.outcome) or (not self.is_judged and min(self._balances().values(), default=0) < 0)
 
     @property
     def num_good_blocks(self) -> int:
         """Leading blocks to go on from: of an agent that was wrong only those that were replayed, one by one."""
-        num_blocks = len(self.commitments)
+        num_blocks, balances = len(self.commitments), self._balances()
         if not self.is_wrong:
             return num_blocks
-        doubtful = (block for block in range(num_blocks) if len(self.equal(block)) <= len(self.unequal(block)))
-        return next(doubtful, num_blocks)
+        return next((block for block in range(num_blocks) if balances[block] <= 0), num_blocks)
+
+    def _balances(self) -> Counter[int]:
+        """By block, replays that found it equal, less those that found it unequal."""
+        balances = Counter[int]()
+        for one in self.challenges:
+            balances[one.block] += 0 if one.judges is None else 1 if one.judges else -1
+        return balances
 
     @property
     def is_stopped(self) -> bool:

@@ -24,6 +24,8 @@ from stoker.store.run_files import RUN
 
 T = TypeVar("T")
 
+T = TypeVar("T")
+
 LATEST = "latest"
 _MOST_DIFFERENCES = 12
 
