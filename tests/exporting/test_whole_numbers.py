@@ -52,12 +52,14 @@ def onnx_answers(path: Path, function: Callable[..., Answers], *inputs: torch.Te
 
 
 def require_equal(path: Path, function: Callable[..., Answers], *inputs: torch.Tensor) -> None:
-    """The graph's answers are PyTorch's, bit for bit; a difference names the operator and the inputs."""
-    found = onnx_answers(path, function, *inputs)
+    """The graph's answers are PyTorch's, bit for bit; of operators that differ, the first inputs and both answers."""
+    found, wrong = onnx_answers(path, function, *inputs), {}
     for name, expected in function(*inputs).items():
-        differ = ~torch.isclose(found[name], expected, rtol=0, atol=0, equal_nan=True)
         assert found[name].dtype == expected.dtype, name
-        assert not differ.any(), (name, [tensor[differ][0] for tensor in inputs], found[name][differ][0])
+        differ = ~torch.isclose(found[name], expected, rtol=0, atol=0, equal_nan=True)
+        if differ.any():
+            wrong[name] = [tensor[differ][0].item() for tensor in (*inputs, found[name], expected)]
+    assert not wrong
 
 
 def around(*centers: int) -> list[int]:

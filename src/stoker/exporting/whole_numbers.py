@@ -1,10 +1,10 @@
 """ONNX nodes of operators on whole numbers whose answers would differ in silence from PyTorch's.
 
 What: quotients with a rounding mode pass through float32 in PyTorch's exporter (100,000,001 floor-divided by -7 is one
-too much), `fmod` through float64 in ONNX Runtime, a mean with a `dtype` of floats is one of whole numbers, and remainders
-of floats, which `ids % 7.0` are, a difference of two large numbers. Of two int64 that are equal above bit 31 and differ
-in it, ONNX Runtime 1.31 takes the wrong one for the larger: 2^31 has the sign -1, and max(1, 2^31) is 1. It ends the
-process over the least number divided by -1, which a request could ask for.
+too much), `fmod` through float64 in ONNX Runtime, a mean with a `dtype` of floats is one of whole numbers, and the
+remainder of floats, as in `ids % 7.0`, a difference of two large numbers. Of two int64 that are equal above bit 31 and
+differ in it, ONNX Runtime 1.31 takes the wrong one for the larger: 2^31 has the sign -1, and max(1, 2^31) is 1. It ends
+the process over the least number divided by -1, which a request could ask for.
 Costs: at most eleven nodes for each; four for a quotient by a number.
 Source: PyTorch 2.13, onnxscript 0.7.2 and ONNX Runtime 1.31 on a CPU with AVX2, compared number by number.
 """
