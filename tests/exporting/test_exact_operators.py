@@ -43,12 +43,13 @@ def onnx_answers(path: Path, function: Callable[..., Answers], *inputs: torch.Te
     samples = {f"input_{i}": as_array(tensor) for i, tensor in enumerate(inputs)}
     specs = input_specs(samples, {})
     some = function(*(tensor[:1] for tensor in inputs))
-    outputs = tuple(
-        TensorSpec(name=name, datatype=DATATYPES[tensor.dtype], shape=(BATCH,)) for name, tensor in some.items()
+    outputs = tuple(  # named unlike the nodes of a trace
+        TensorSpec(name=f"answer {name}", datatype=DATATYPES[tensor.dtype], shape=(BATCH,))
+        for name, tensor in some.items()
     )
     torch_export.write_graph(torch_export.trace(flat, samples, specs), path, specs, outputs)
     (engine,) = load_graph("onnxruntime", Graph(path=path, precision="fp32", inputs=specs, outputs=outputs))
-    return {name: torch.from_numpy(array) for name, array in engine.run(samples).items()}
+    return {name.removeprefix("answer "): torch.from_numpy(array) for name, array in engine.run(samples).items()}
 
 
 def require_equal(path: Path, function: Callable[..., Answers], *inputs: torch.Tensor) -> None:
