@@ -154,3 +154,18 @@ def test_a_constant_that_is_not_exact_refuses_every_number(
     (engine,) = load_graph("openvino", Graph(path=path, precision="fp32", inputs=(specs[0],), outputs=(specs[1],)))
     with pytest.raises(ServiceError, match="'x' meets a constant of the model that needs more"):
         engine.run({"x": np.array([-5, 3])})
+
+
+@pytest.mark.parametrize("name", ["Less", "Equal", "GreaterOrEqual"])
+def test_comparisons_with_a_small_constant_are_exact_for_every_number(tmp_path: Path, name: str) -> None:
+    """Rounding to float32 does not carry a larger number over it, so nothing is refused: `ids.clamp(max=999)`."""
+    for constant in (0, -5, 999, 2**24 - 1, 1 - 2**24):
+        made = [helper.make_node(name, ["x", "c"], ["b"]), helper.make_node("Where", ["b", "x", "c"], ["y"])]
+        numbers = {"c": np.array(constant, np.int64)}
+        path = graph_of(tmp_path / "g.onnx", made, {"x": TensorProto.INT64}, {"y": TensorProto.INT64}, numbers)
+        specs = [TensorSpec(name=name, datatype="INT64", shape=("batch",)) for name in "xy"]
+        graph = Graph(path=path, precision="fp32", inputs=(specs[0],), outputs=(specs[1],))
+        (engine,), (other,) = load_graph("openvino", graph), load_graph("onnxruntime", graph)
+        near = [center + offset for center in (0, constant, 2**24, -(2**24)) for offset in range(-4, 5)]
+        asked = {"x": np.array([*near, 2**31 - 1, -(2**31), 1_600_000_001])}
+        assert engine.run(asked)["y"].tolist() == other.run(asked)["y"].tolist()

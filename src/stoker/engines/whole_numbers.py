@@ -25,6 +25,7 @@ _COMPUTED_IN_FLOAT32 = frozenset(
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"}
 )
 _DIVIDES = frozenset({"Divide", "FloorMod", "Mod"})
+_COMPARES = frozenset({"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"})
 _WITH_CONSTANTS = frozenset({"Add", "Multiply", "Power", "Subtract"})
 _NONE = (1, 0)
 """No number."""
@@ -88,6 +89,8 @@ def _exact_results(node: Any) -> Range | None:
     least, greatest = _IN_FLOAT32 if kind in _DIVIDES else (LOWEST, HIGHEST)
     if numbers.size and (numbers.min() < least or numbers.max() > greatest):
         return _NONE
+    if kind in _COMPARES and numbers.size and np.abs(numbers).max() < _IN_FLOAT32[1]:
+        return None  # larger numbers are rounded, but not to the constant or beyond it
     if kind in _COMPUTED_IN_FLOAT32:
         return _IN_FLOAT32
     return (LOWEST, HIGHEST) if kind == "Multiply" else None

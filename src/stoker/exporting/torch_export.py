@@ -34,7 +34,7 @@ from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.artifacts.golden import rows
 from stoker.engines.base import cannot_run
 from stoker.errors import BadArtifact, StokerError, first_line
-from stoker.exporting import recurrent_layers, whole_numbers
+from stoker.exporting import exact_operators, recurrent_layers
 from stoker.exporting.proofs import (
     NUM_SAMPLES,
     Answer,
@@ -285,7 +285,7 @@ def write_graph(
                 custom_translation_table={
                     torch.ops.aten.embedding.default: _embedding,
                     **recurrent_layers.translations(),
-                    **whole_numbers.translations(),
+                    **exact_operators.translations(),
                 },
             )
     except Exception as error:  # as above
