@@ -24,8 +24,6 @@ from stoker.store.run_files import RUN
 
 T = TypeVar("T")
 
-T = TypeVar("T")
-
 LATEST = "latest"
 _MOST_DIFFERENCES = 12
 
