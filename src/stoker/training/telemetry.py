@@ -83,8 +83,8 @@ class Telemetry:
         self._loss_sum: torch.Tensor | float = 0.0
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
-        self._first_samples, self._first_s = 0, 0.0
-        """Samples and time [s] of the updates since the last progress event that were a plan's first."""
+        self._is_first, self._first_samples, self._first_s = True, 0, 0.0
+        """Whether the next update is its plan's first; samples and time [s] of such ones since the last progress event."""
         self._device, self._watching = device, contextlib.ExitStack()
         self._allocated: PeakMemory | None = None
         self.replanned()
