@@ -84,7 +84,7 @@ class Telemetry:
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
         self._is_first, self._first_samples, self._first_s = True, 0, 0.0
-        """Whether the next update is its plan's first; samples and time [s] of such ones since the last progress event."""
+        """Whether the next update is its plan's first; samples and time [s] of such updates since the last progress."""
         self._device, self._watching = device, contextlib.ExitStack()
         self._allocated: PeakMemory | None = None
         self.replanned()
