@@ -22,7 +22,10 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stoker.pool import ShownLease
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -130,13 +133,12 @@ def offer(demo: Demo, name: str, isolation: str) -> None:
         demo.start(name, "pool", "offer", *words)
 
 
-def leases_of(address: str) -> list[dict[str, Any]]:
+def leases_of(address: str) -> list[ShownLease]:
     """All leases of the pool, oldest first."""
     from stoker.pool.client import PoolClient
 
     client = PoolClient(address)
-    leases: list[dict[str, Any]] = [client.lease(one["lease_id"]) for one in client.state("leases")]
-    return sorted(leases, key=lambda lease: float(lease["opened_s"]))
+    return sorted((client.lease(one.lease_id) for one in client.leases()), key=lambda lease: lease.opened_s)
 
 
 def wait_until_committed(demo: Demo, address: str, name: str, blocks: int) -> None:
@@ -144,7 +146,7 @@ def wait_until_committed(demo: Demo, address: str, name: str, blocks: int) -> No
     until = time.monotonic() + 180
     while time.monotonic() < until and demo.processes["job"].poll() is None:
         for lease in leases_of(address):
-            if lease["offer_id"] == name and len(lease["commitments"]) >= blocks:
+            if lease.offer_id == name and len(lease.commitments) >= blocks:
                 return
         time.sleep(0.2)
     sys.exit(f"{name} committed nothing:\n{demo.text(name)}\n{demo.text('job')}")
@@ -237,7 +239,7 @@ def main() -> int:
 def wait_until_lost(address: str) -> None:
     """Wait until the pool has given the first lease up."""
     until = time.monotonic() + 180
-    while not any(lease["reason"] == "lost" for lease in leases_of(address)):
+    while not any(lease.reason == "lost" for lease in leases_of(address)):
         if time.monotonic() > until:
             sys.exit("the killed agent was not given up")
         time.sleep(0.5)
@@ -258,42 +260,37 @@ def _show(demo: Demo, job: subprocess.Popen[bytes]) -> None:
 def judge(demo: Demo, address: str, code: int) -> int:
     """Hold what came out against what should; 0 if it is so."""
     leases = leases_of(address)
-    by_offer = {str(lease["offer_id"]): lease for lease in leases}
+    by_offer = {lease.offer_id: lease for lease in leases}
     until = time.monotonic() + 60
-    while by_offer.get("magpie", {}).get("state") not in ("slashed", "final") and time.monotonic() < until:
+    while time.monotonic() < until and not ("magpie" in by_offer and by_offer["magpie"].state in ("slashed", "final")):
         time.sleep(1)
-        by_offer = {str(lease["offer_id"]): lease for lease in leases_of(address)}
+        by_offer = {lease.offer_id: lease for lease in leases_of(address)}
     from stoker.pool.client import PoolClient
     from stoker.pool.keys import own_key
-    from stoker.pool.lease_documents import whole_replays
 
     balances = PoolClient(address).state("balances")
     records = PoolClient(address).state("records")
     slashed = {name: records.get(own_key(name).public, {}).get("slashed", 0) for name in NAMES}
     for lease in leases:
-        paid = lease["paid_s"] * lease["rate_per_hour"] / 3600 / 1e6
+        paid = lease.paid_s * lease.rate_per_hour / 3600 / 1e6
         print(
-            f"{lease['lease_id']}: {lease['offer_id']}, {lease['state']} ({lease['reason']}), "
-            f"{len(lease['commitments'])} blocks, {lease['running_s']} s run, {paid:.6f} credits metered, "
-            f"{sum(one['equal'] is True for one in lease['challenges'])} replays equal, "
-            f"{sum(one['equal'] is False for one in lease['challenges'])} unequal"
+            f"{lease.lease_id}: {lease.offer_id}, {lease.state} ({lease.reason}), "
+            f"{len(lease.commitments)} blocks, {lease.running_s} s run, {paid:.6f} credits metered, "
+            f"{sum(one.equal is True for one in lease.challenges)} replays equal, "
+            f"{sum(one.equal is False for one in lease.challenges)} unequal"
         )
-    whole = whole_replays(leases[-1])
+    last = leases[-1]
     checks = {
         "the job finished": code == 0,
-        "the agent that died was replaced": by_offer.get("mayfly", {}).get("reason") == "lost",
+        "the agent that died was replaced": "mayfly" in by_offer and by_offer["mayfly"].reason == "lost",
         "the cheat was caught and slashed": slashed["magpie"] == 1,
         "nobody honest was slashed": slashed["mayfly"] == slashed["ox"] == 0,
         "the job went on from a committed block": len(leases) == 3,
-        "the last lease's blocks were all replayed, and equal": leases[-1]["commitments"] != []
-        and all(
-            any(one["block"] == block and one["equal"] for one in whole)
-            for block in range(len(leases[-1]["commitments"]))
-        ),
+        "the last lease's blocks were all replayed, and equal": 0 < last.num_replayed == len(last.commitments),
         "the meter never ran ahead of the clock": all(
-            lease["paid_s"] <= (lease["closed_s"] or time.time()) - lease["accepted_s"] + 2
+            lease.paid_s <= (lease.closed_s or time.time()) - lease.accepted_s + 2
             for lease in leases
-            if lease["accepted_s"]
+            if lease.accepted_s
         ),
         "no credit was lost or made": sum(balances["balances"].values()) == balances["deposited"],
         "the weights came home": any((demo.folder / "runs").glob("*/model.safetensors")),

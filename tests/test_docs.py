@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import itertools
 import json
@@ -198,6 +199,15 @@ def test_every_example_is_listed() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     there = {one.name for one in EXAMPLES.iterdir() if one.name not in {"README.md", "__pycache__"}}
     assert there == set(re.findall(r"\]\(([^)/]+)\)", page))
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.stem)
+def test_examples_import_modules_that_exist(example: Path) -> None:
+    """Within functions too, where only a run of several minutes would find out."""
+    nodes = ast.walk(ast.parse(example.read_text(encoding="utf-8")))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    ours = {module for module in modules if module.split(".")[0] == "stoker"}
+    assert [module for module in sorted(ours) if importlib.util.find_spec(module) is None] == []
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
