@@ -43,6 +43,17 @@ def test_labels_in_another_order_are_no_labels(measure, target: tuple[int, ...])
         measure(torch.zeros(8, 2, 3, 3), torch.zeros(target))
 
 
+@pytest.mark.parametrize("measure", [LOSSES["binary_cross_entropy"], METRICS["binary_accuracy"]])
+@pytest.mark.parametrize(
+    ("output", "target"), [((4, 18), (4, 2, 3, 3)), ((4, 9), (4, 1, 3, 3)), ((4, 1, 3, 3), (4, 9)), ((4, 1, 3), (4, 3))]
+)
+def test_entries_of_one_order_may_be_flat(measure, output: tuple[int, ...], target: tuple[int, ...]) -> None:
+    """As of an autoencoder that returns images as vectors, or of masks that are kept as such."""
+    logits = torch.linspace(-1, 1, 4 * 18)[: torch.Size(output).numel()]
+    labels = (logits > 0).float().reshape(target)
+    assert torch.equal(measure(logits.reshape(output), labels).flatten(), measure(logits, labels.flatten()))
+
+
 @pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "binary_accuracy"])
 def test_what_is_not_a_number_is_no_right_answer(name: str) -> None:
     """PyTorch takes a NaN for the largest, so that the first class would be chosen, or the largest five."""

@@ -142,8 +142,14 @@ LEAVING_OUT = tuple(METRICS[name] for name in ACCURACIES)
 
 
 def _as_shaped(target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Labels [B] as [B, 1], or the reverse; of [B, C, H, W] and [B, H, W, C] entries would not belong together."""
-    if [size for size in target.shape if size != 1] != [size for size in output.shape if size != 1]:
+    """Labels [B] as [B, 1], or the reverse; of [B, C, H, W] and [B, H, W, C] entries would not belong together.
+
+    Outputs [B, N] have no order but that of their targets, such as images; those of one channel have one order.
+    """
+    is_ordered = output.dim() > 2 and output.shape[1] > 1
+    is_flat = 2 in (output.dim(), target.dim()) and output.shape[:1] == target.shape[:1]
+    is_same = [size for size in target.shape if size != 1] == [size for size in output.shape if size != 1]
+    if not is_same and (is_ordered or not is_flat or output.numel() != target.numel()):
         raise ValueError("output and target differ in shape")
     return target.reshape(output.shape)
 
