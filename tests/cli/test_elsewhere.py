@@ -13,6 +13,7 @@ import pytest
 import stoker
 from stoker.errors import PlaceUnreachable
 from stoker.jobs import load_job
+from stoker.launching.known_places import find_launched_or_run
 from stoker.launching.launcher import Probe
 from stoker.records import LaunchState
 from stoker.store import RunLock
@@ -76,6 +77,13 @@ def test_logs_are_the_events(run: Elsewhere) -> None:
         json.loads(line)["event"] for line in stoker_here("logs", str(run.there), "--json").out.splitlines()
     ]
     assert stoker_here("logs", str(run.there), "-f").code == 2
+
+
+def test_a_whole_name_here_comes_before_the_start_of_one_elsewhere(run: Elsewhere, trained: Path) -> None:
+    """Of two, the one whose name the user wrote; the start alone still finds what is elsewhere."""
+    shutil.copytree(trained, run.here.path.parent / "blobs")
+    assert find_launched_or_run("blobs").name == "blobs"
+    assert find_launched_or_run("blobs-").name == run.here.name
 
 
 def test_runs_elsewhere_are_listed_as_last_seen(run: Elsewhere) -> None:

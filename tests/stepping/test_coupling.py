@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import weakref
 from collections.abc import Callable
@@ -844,8 +845,13 @@ def test_probabilities_that_an_accuracy_of_logits_would_all_count_as_positive_ar
             notice for notice in at_first(job, samples_of(job)).notices if "binary_accuracy counts logits" in notice
         ]
 
+    class OfLogits(nn.BCELoss):
+        def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as the base has it
+            return super().forward(input.sigmoid(), target)
+
     assert len(notices(nn.Sigmoid(), loss)) == 1
     assert notices(nn.Identity(), "binary_cross_entropy") == []
+    assert notices(nn.Identity(), OfLogits()) == []
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
@@ -861,6 +867,17 @@ def test_a_scalar_that_is_a_sum_over_the_batch_is_noticed(reduction: str) -> Non
     assert ["sum over a batch" in notice for notice in at_first(job, samples_of(job)).notices] == [True] * (
         reduction == "sum"
     )
+
+
+def test_an_infinite_mean_is_taken_for_no_sum() -> None:
+    """Infinite losses of two halves add up to that of the whole, whatever they are."""
+    inputs, labels = vectors()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch[0]) ** 2).mean() + math.inf
+
+    job = make_job(mlp, data=(inputs, labels), valid=(inputs, labels), loss=loss, metrics=[])
+    assert at_first(job, samples_of(job)).notices == ()
 
 
 def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:

@@ -143,6 +143,9 @@ def find_launched_or_run(word: str) -> RunDirectory:
         BadRun: there is none.
     """
     if word != LATEST:
+        named = RunDirectory(runs_root() / word)
+        if named.name == word and named.is_run:  # a whole name, before the start of another
+            return named
         try:
             return find_launched(word)
         except BadRun:

@@ -89,7 +89,8 @@ def _normalised_by(output: Any) -> str | None:
 def counted_as_positive(job: Job, output: Any) -> str | None:
     """A notice for `binary_accuracy` of probabilities: it compares logits with 0, below which none of them is."""
     loss, given = job.objective.loss, [metric.metric if isinstance(metric, Named) else metric for metric in job.metrics]
-    are_probabilities = isinstance(loss, nn.BCELoss) or loss is F.binary_cross_entropy or _normalised_by(output)
+    is_of_torch = isinstance(loss, nn.BCELoss) and type(loss).forward is nn.BCELoss.forward
+    are_probabilities = is_of_torch or loss is F.binary_cross_entropy or _normalised_by(output)
     if "binary_accuracy" not in given or not are_probabilities:
         return None
     return (

@@ -689,19 +689,20 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
 
 
 def _added_up(probe: CouplingProbe, model: nn.Module, quad: HalvesAndSubstitutes) -> str | None:
-    """A notice of a scalar that is the sum over a batch, where held-out sets are evaluated; else None."""
+    """A notice of a scalar that is in proportion to the sum over a batch, where sets are held out; else None."""
     is_evaluated = bool(probe.job.validation) or probe.job.test is not None
     if not (is_evaluated and callable(probe.job.objective.loss) and min(probe.sizes) and probe.form() == "scalar"):
         return None
     with RandomDraws(silenced=True):
         batches = ((quad.first, quad.second), (quad.first,), (quad.second,))
         whole, first, second = (probe.value(model, *rows).mean for rows in batches)
-    if not (first and second and math.isclose(whole, first + second, rel_tol=ROUNDING[torch.float32])):
+    is_sum = math.isfinite(whole) and math.isclose(whole, first + second, rel_tol=ROUNDING[torch.float32])
+    if not (first and second and is_sum):
         return None
     return (
-        "the loss is the sum over a batch: updates follow it as it is, and losses of valid and test are means of the "
-        "sums of their batches, neither per sample nor of the whole set. For a loss per sample return stoker.Loss(sum, "
-        "number of samples), whose gradients are smaller by the number of samples"
+        "the loss is the sum over a batch, or a share of it: updates follow it as it is, and losses of valid and test "
+        "are means over batches, which depend on how many samples these have. For a loss per sample return "
+        "stoker.Loss(sum, number of samples), which has the gradients of a mean"
     )
 
 
