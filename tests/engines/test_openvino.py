@@ -116,8 +116,22 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
             808_388_608,
         ),
     ],
-    ids=["mod", "div", "less", "largest", "hash", "days", "age", "product", "difference", "square", "cube", "power"]
-    + ["negated", "negative factor"],
+    ids=[
+        "mod",
+        "div",
+        "less",
+        "largest",
+        "hash",
+        "days",
+        "age",
+        "product",
+        "difference",
+        "square",
+        "cube",
+        "power",
+        "negated",
+        "factor",
+    ],
 )
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])
 def test_whole_numbers_are_exact_or_refused(
