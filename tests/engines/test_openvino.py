@@ -93,7 +93,7 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
     [
         ([("Mod", "x", "c", "y")], {"c": 1000}, -(2**24), 2**24),
         ([("Div", "x", "c", "y")], {"c": 3}, -(2**24), 2**24),
-        ([("Less", "x", "c", "b"), ("Where", "b", "x", "c", "y")], {"c": 1_600_000_000}, -(2**24), 2**24),
+        ([("Less", "x", "c", "b"), ("Where", "b", "x", "c", "y")], {"c": 1_600_000_000}, 1 - 2**24, 2**24 - 1),
         ([("ReduceMax", "x", "a", "y")], {"a": [0]}, -(2**24), 2**24),
         ([("Mul", "x", "f", "p"), ("Mod", "p", "c", "y")], {"f": 1001, "c": 1000}, -(2**24 // 1001), 2**24 // 1001),
         ([("Sub", "x", "f", "p"), ("Div", "p", "c", "y")], {"f": 1_600_000_000, "c": 7}, 1_583_222_784, 1_616_777_216),
@@ -103,8 +103,35 @@ def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
         ([("Pow", "x", "c", "y")], {"c": 2}, -(2**12), 2**12),
         ([("Pow", "x", "c", "y")], {"c": 3}, -(2**8), 2**8),
         ([("Pow", "c", "x", "y")], {"c": 2}, 0, 24),
+        (
+            [("Neg", "x", "n"), ("Add", "n", "f", "p"), ("Div", "p", "c", "y")],
+            {"f": 1_600_000_000, "c": 7},
+            1_583_222_784,
+            1_616_777_216,
+        ),
+        (
+            [("Mul", "x", "m", "n"), ("Add", "n", "f", "p"), ("Div", "p", "c", "y")],
+            {"m": -2, "f": 1_600_000_000, "c": 7},
+            791_611_392,
+            808_388_608,
+        ),
     ],
-    ids=["mod", "div", "less", "largest", "hash", "days", "age", "product", "difference", "square", "cube", "power"],
+    ids=[
+        "mod",
+        "div",
+        "less",
+        "largest",
+        "hash",
+        "days",
+        "age",
+        "product",
+        "difference",
+        "square",
+        "cube",
+        "power",
+        "negated",
+        "factor",
+    ],
 )
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])
 def test_whole_numbers_are_exact_or_refused(
@@ -169,3 +196,21 @@ def test_comparisons_with_a_small_constant_are_exact_for_every_number(tmp_path: 
         near = [center + offset for center in (0, constant, 2**24, -(2**24)) for offset in range(-4, 5)]
         asked = {"x": np.array([*near, 2**31 - 1, -(2**31), 1_600_000_001])}
         assert engine.run(asked)["y"].tolist() == other.run(asked)["y"].tolist()
+
+
+@pytest.mark.parametrize("constant", [2**24, 2**24 + 1, 2**32, 2**63 - 1, -(2**63)])
+def test_comparisons_with_a_large_constant_are_exact_for_small_numbers(tmp_path: Path, constant: int) -> None:
+    """A constant of more than 32 bits becomes the largest or the least of them: `ids < 2**32` refuses no small id."""
+    made = [helper.make_node(name, ["x", "c"], [name]) for name in ("Less", "Equal", "Greater")]
+    numbers = {"c": np.array(constant, np.int64)}
+    kinds = {node.output[0]: TensorProto.BOOL for node in made}
+    path = graph_of(tmp_path / "g.onnx", made, {"x": TensorProto.INT64}, kinds, numbers)
+    spec = TensorSpec(name="x", datatype="INT64", shape=("batch",))
+    outputs = tuple(TensorSpec(name=name, datatype="BOOL", shape=("batch",)) for name in kinds)
+    graph = Graph(path=path, precision="fp32", inputs=(spec,), outputs=outputs)
+    (engine,), (other,) = load_graph("openvino", graph), load_graph("onnxruntime", graph)
+    asked = {"x": np.array([1 - 2**24, -3, 0, 5, 2**24 - 1])}
+    answers, expected = engine.run(asked), other.run(asked)
+    assert {name: answers[name].tolist() for name in kinds} == {name: expected[name].tolist() for name in kinds}
+    with pytest.raises(ServiceError, match="openvino is exact for numbers from"):
+        engine.run({"x": np.array([2**24])})

@@ -128,6 +128,7 @@ def test_means_of_whole_numbers_have_the_type_asked_for(tmp_path: Path) -> None:
         rows = torch.stack([numbers % 5, numbers % 3, numbers % 2], 1)
         return {
             "mean": rows.mean(1, dtype=torch.float32),
+            "share": (rows > 1).mean(1, dtype=torch.float32),
             "all": rows.mean((1,), keepdim=True, dtype=torch.float32)[:, 0],
         }
 
@@ -148,6 +149,8 @@ def test_large_whole_numbers_are_compared_as_pytorch_does(tmp_path: Path) -> Non
             "clamp by a tensor": torch.clamp(first, max=second),
             "clamp_min": first.clamp_min(1),
             "clamp_max": first.clamp_max(2**31),
+            "clamp_min by a tensor": torch.clamp_min(first, second),
+            "clamp_max by a tensor": torch.clamp_max(first, second),
             "amax": rows.amax(1),
             "amin": rows.amin(-1, keepdim=True)[:, 0],
             "amax of two dimensions": grid.amax((1, 2)),
@@ -169,6 +172,13 @@ def test_remainders_of_floats_are_exact(tmp_path: Path, dtype: torch.dtype) -> N
 
     numbers = torch.tensor([-0.3, 0.7, 6.5, *around(0, 21, 2**24, 10**8, 2**40)], dtype=torch.float64)
     require_equal(tmp_path / "g.onnx", function, numbers.to(dtype))
+
+
+def test_whole_numbers_are_divided_by_a_fraction(tmp_path: Path) -> None:
+    """The exporter makes floats of them first, and then another overload of the operator, for which it has no nodes."""
+    require_equal(
+        tmp_path / "g.onnx", lambda numbers: {"//": numbers // 7.5, "bool": (numbers > 0) // 2}, torch.arange(-20, 20)
+    )
 
 
 def test_a_model_that_divides_large_numbers_is_exported_for_the_engine_that_is_exact(tmp_path: Path) -> None:

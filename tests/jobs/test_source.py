@@ -177,6 +177,26 @@ def test_a_digest_asks_no_other_module_for_its_file(tmp_path: Path, text: str, m
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    "above",
+    ["'''\nA text.\n'''\n\n", "def other():\n    return 0\n\n\n", "RATES = {\n    1: 2,\n\n}\n", "é = 'ééééééé'\n"],
+    ids=["text", "function", "table", "letters"],
+)
+@pytest.mark.parametrize("text", ["\n\ndef loss(a, b):\n    return a - b\n", "\n\nloss = lambda a, b: a - b\n"])
+def test_a_file_that_was_edited_since_its_import_still_has_a_digest(tmp_path: Path, text: str, above: str) -> None:
+    """At its line is other code then, or half a text: it counts by its compiled code, and no other function's text."""
+    module = load(tmp_path, text)
+    file = Path(module.__file__ or "")
+    before = source_digest(module.loss)
+    file.write_text(above + text)
+    edited = source_digest(module.loss)
+    file.unlink()
+    compiled = source_digest(module.loss)
+    assert edited
+    if module.loss.__name__ == "loss":
+        assert edited in (before, compiled)
+
+
 CELL = """
 import functools
 SCALE = 2

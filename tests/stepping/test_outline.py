@@ -93,6 +93,7 @@ def test_an_outline_has_the_sizes_of_what_would_be_drawn() -> None:
             super().__init__()
             self.scaled = nn.Parameter(torch.randn(2, 3, dtype=torch.float64) * 0.02)
             self.filled = nn.Parameter(torch.empty(4).normal_(1.0, std=2.0))
+            self.named = nn.Parameter(torch.mul(input=torch.randn(3, generator=None), other=0.5))
             self.register_buffer("given", torch.randn(5, device="cpu"))
             nn.init.normal_(self.scaled, std=0.02)
 
@@ -101,6 +102,7 @@ def test_an_outline_has_the_sizes_of_what_would_be_drawn() -> None:
     assert described == {
         "scaled": ("meta", (2, 3), torch.float64),
         "filled": ("meta", (4,), torch.float32),
+        "named": ("meta", (3,), torch.float32),
         "given": ("cpu", (5,), torch.float32),
     }
     assert found.get_buffer("given").count_nonzero() == 5

@@ -86,11 +86,13 @@ def _exact_results(node: Any) -> Range | None:
     kind, numbers = node.get_type_name(), _constant(node)
     if kind not in _COMPUTED_IN_FLOAT32 and kind not in _WITH_CONSTANTS:
         return None
+    if kind in _COMPARES and numbers.size:
+        if np.abs(numbers).max() < _IN_FLOAT32[1]:
+            return None  # larger numbers are rounded, but not to the constant or beyond it
+        return _IN_FLOAT32[0] + 1, _IN_FLOAT32[1] - 1  # nor is the constant, which becomes one of 32 bits, to these
     least, greatest = _IN_FLOAT32 if kind in _DIVIDES else (LOWEST, HIGHEST)
     if numbers.size and (numbers.min() < least or numbers.max() > greatest):
         return _NONE
-    if kind in _COMPARES and numbers.size and np.abs(numbers).max() < _IN_FLOAT32[1]:
-        return None  # larger numbers are rounded, but not to the constant or beyond it
     if kind in _COMPUTED_IN_FLOAT32:
         return _IN_FLOAT32
     return (LOWEST, HIGHEST) if kind == "Multiply" else None
@@ -99,6 +101,8 @@ def _exact_results(node: Any) -> Range | None:
 def _operands(node: Any, results: Range) -> Range:
     """The numbers of an operation's other operand with which its results are in a range, if one is a constant."""
     kind, (least, greatest) = node.get_type_name(), results
+    if kind == "Negative":
+        return -greatest, -least
     numbers = _constant(node)
     if kind not in _WITH_CONSTANTS or not numbers.size or least > greatest:
         return results
@@ -110,8 +114,11 @@ def _operands(node: Any, results: Range) -> Range:
         return (least + high, greatest + low) if is_second else (high - greatest, low - least)
     if kind == "Power":
         return _operands_of_power(min(greatest, _IN_FLOAT32[1]), low, high, is_exponent=is_second)
-    most = max(1, abs(low), abs(high))
-    return -(-least // most), greatest // most
+    lowest, highest = LOWEST, HIGHEST
+    for factor in {low, high} - {0}:
+        first, last = (least, greatest) if factor > 0 else (greatest, least)
+        lowest, highest = max(lowest, -(-first // factor)), min(highest, last // factor)
+    return lowest, highest
 
 
 def _operands_of_power(greatest: int, low: int, high: int, *, is_exponent: bool) -> Range:

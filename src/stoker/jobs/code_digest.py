@@ -16,8 +16,10 @@ import functools
 import hashlib
 import inspect
 import linecache
+import re
 import sys
 import textwrap
+import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -316,9 +318,14 @@ def _text(function: FunctionType) -> str:
     try:
         if function.__name__ == "<lambda>":
             return _lambda_text(function)
-        lines = _lines(function)[function.__code__.co_firstlineno - 1 :]
-        return _as_executed("".join(inspect.getblock(lines)).strip())
-    except (OSError, TypeError, IndexError, SyntaxError):  # typed at a prompt, or its file is gone
+        code = function.__code__
+        text = "".join(inspect.getblock(_lines(function)[code.co_firstlineno - 1 :])).strip()
+        definition = rf"(?s)(@.*\n\s*)?(async\s+)?def\s+{re.escape(code.co_name)}\b"
+        if code.co_name != "<lambda>" and not re.match(definition, text):
+            raise OSError("other code is at its line now")
+        return _as_executed(text)
+    except (OSError, TypeError, IndexError, SyntaxError, ValueError, tokenize.TokenError):
+        # Typed at a prompt, or its file is gone or was edited.
         return _code_text(function.__code__)
 
 

@@ -214,12 +214,14 @@ class _NormalDrawsLeftOut(TorchFunctionMode):
             return _ZEROED[func](tensor)
         if func is torch.randn and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
             func = torch.empty  # on the meta device, as everything that names none
-        if getattr(func, "__name__", "") in ("mul", "__mul__", "__rmul__") and _is_scaling(*args) and not kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+        is_product = getattr(func, "__name__", "") in ("mul", "__mul__", "__rmul__") and len(args) == 2 and not kwargs
+        if is_product and _is_scaling(*args):
             return torch.empty(args[0].shape, dtype=args[0].dtype, device="meta")
         return func(*args, **kwargs)
 
 
-def _is_scaling(tensor: Any, factor: Any = None) -> bool:
+def _is_scaling(tensor: Any, factor: Any) -> bool:
     """Whether a product is one of a tensor without memory and a number, as large and of the same type as the tensor."""
     is_plain = isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.is_contiguous()
     return is_plain and isinstance(factor, int | float) and tensor.is_floating_point() and not tensor.requires_grad
